@@ -1,0 +1,5 @@
+//! The kvroute command line; see [`kvroute::cli`].
+
+fn main() -> std::process::ExitCode {
+    kvroute::cli::main()
+}

@@ -1,0 +1,23 @@
+//! The command line. One file a subcommand: its arguments, and `run`.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Routes LLM requests to the replica whose KV cache holds the longest part of the prompt.
+#[derive(Debug, Parser)]
+#[command(name = "kvroute", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {}
+
+/// Parses the arguments, runs the subcommand, prints its error. Exit codes: 0 done, 1 the check or run failed,
+/// 2 the arguments or the configuration are wrong.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.command {}
+}

@@ -1,0 +1,82 @@
+//! A snapshot answer: everything that the bridge knew of one range of hashes when it had sent batch `seq`.
+//!
+//! `GET /kvroute/v1/snapshot?from=<hash, 16 hex digits>` answers with the range that begins at `from` and ends
+//! where the answer reaches 1 MiB; the next one is asked for at `through + 1`, until `through` is all ones.
+//! Every answer carries all replicas, so it stands on its own.
+//!
+//! `"KVS" ‖ version u8 ‖ term u64 ‖ epoch u64 ‖ seq u64 ‖ from u64 ‖ through u64 ‖ records ‖ XXH3_64 of all before it`
+//!
+//! How a reader keeps it exact: hold the answer until it has applied batch `seq` of the same epoch; then replace
+//! what it believes of the range; then apply again, for that range, the batches it has applied after `seq`.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::record::Record;
+use super::wire::{Reader, Writer};
+use super::{Epoch, FrameError};
+
+const MAGIC: &[u8] = b"KVS";
+const VERSION: u8 = 1;
+/// Bytes of the largest answer, give or take one record.
+pub const MAX_ANSWER_BYTES: usize = 1 << 20;
+
+/// One answer in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// Who wrote it.
+    pub epoch: Epoch,
+    /// The last batch whose changes it contains.
+    pub seq: u64,
+    /// The first hash of the range.
+    pub from: u64,
+    /// The last hash of the range, itself within it.
+    pub through: u64,
+    /// All replicas, then what they hold of the range ([`Record::Held`]).
+    pub records: Vec<Record>,
+}
+
+impl Snapshot {
+    /// The frame.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.0.extend_from_slice(MAGIC);
+        out.u8(VERSION);
+        for field in [self.epoch.term, self.epoch.id, self.seq, self.from, self.through] {
+            out.u64(field);
+        }
+        self.records.iter().for_each(|r| r.write(&mut out));
+        let sum = xxh3_64(&out.0);
+        out.u64(sum);
+        out.0
+    }
+
+    /// The whole frame checked and read.
+    pub fn decode(frame: &[u8]) -> Result<Snapshot, FrameError> {
+        let (body, sum) = frame.split_last_chunk::<8>().ok_or(FrameError::Length)?;
+        let mut r = Reader(body);
+        if r.bytes(3).map_err(|_| FrameError::Magic)? != MAGIC {
+            return Err(FrameError::Magic);
+        }
+        match r.u8()? {
+            VERSION => {}
+            newer => return Err(FrameError::Version(newer)),
+        }
+        if xxh3_64(body) != u64::from_le_bytes(*sum) {
+            return Err(FrameError::Checksum);
+        }
+        let mut snapshot = Snapshot {
+            epoch: Epoch { term: r.u64()?, id: r.u64()? },
+            seq: r.u64()?,
+            from: r.u64()?,
+            through: r.u64()?,
+            records: Vec::new(),
+        };
+        if snapshot.from > snapshot.through {
+            return Err(FrameError::Record("range ends before it begins"));
+        }
+        while !r.0.is_empty() {
+            snapshot.records.extend(Record::read(&mut r)?);
+        }
+        Ok(snapshot)
+    }
+}

@@ -1,0 +1,51 @@
+//! kvroute: an Envoy filter that sends each LLM request to the replica whose KV cache already holds the
+//! longest part of its prompt.
+//!
+//! One request, from the top:
+//!
+//! | step | module | in | out |
+//! |---|---|---|---|
+//! | body | [`request`] | HTTP path and body | what the engine would render: messages, tools, arguments |
+//! | text | [`template`] | those | the prompt text |
+//! | tokens | [`tokenizer`] | text | token ids, lazily |
+//! | blocks | [`blocks`] | token ids | a chain of [`blocks::BlockHash`] |
+//! | match | [`index`] | the chain | matched blocks per replica |
+//! | choose | [`routing`], [`replicas`] | matches, load, trust | replicas, ranked by cost |
+//! | steer | `filter` | the ranking | the headers by which Envoy picks the upstream |
+//!
+//! The cache state arrives the other way: engines publish KV events, `bridge` turns them into the records of
+//! [`feed`], the ingest instance of the filter hands them to every router VM, and [`index`] applies them.
+//!
+//! Everything but `filter` (wasm), `bridge`, `mock`, `load` and `cli` (native) is plain Rust without a host.
+//! Whatever fails on the way ends in a [`nokey::NoKey`]: the request goes on by plain load balancing.
+
+// A panic in the wasm is a trap, and a trap resets every stream of that Envoy worker.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::unreachable,
+        clippy::integer_division_remainder_used
+    )
+)]
+
+pub mod blocks;
+pub mod feed;
+pub mod index;
+pub mod nokey;
+pub mod pack;
+pub mod replicas;
+pub mod request;
+pub mod routing;
+pub mod template;
+pub mod tokenizer;
+
+// Native only: they may panic where only a bug can be the cause.
+#[cfg(not(target_family = "wasm"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
+#[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
+pub mod cli;

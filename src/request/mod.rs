@@ -1,0 +1,65 @@
+//! HTTP body to the prompt that the engine would tokenize.
+
+use crate::blocks::TokenId;
+
+/// The APIs that carry a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Api {
+    /// `/v1/chat/completions`
+    ChatCompletions,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/messages` (Anthropic)
+    Messages,
+    /// `/v1/responses` (OpenAI)
+    Responses,
+}
+
+/// Text or ids: what the engine starts from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PromptInput {
+    /// Rendered text that is still to be tokenized.
+    Text(String),
+    /// Ids given by the client, used verbatim.
+    Ids(Vec<TokenId>),
+}
+
+/// A cut that the engine makes after tokenizing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truncate {
+    /// Tokens to keep.
+    pub tokens: usize,
+    /// From which end, and whether the ids that `add_special_tokens` put in front survive.
+    pub side: TruncateSide,
+}
+
+/// See [`Truncate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TruncateSide {
+    /// Keep the last tokens; special tokens added in front survive (no side was given).
+    Default,
+    /// Keep the last tokens.
+    Left,
+    /// Keep the first tokens.
+    Right,
+}
+
+/// A request, ready to be tokenized.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prepared {
+    /// What to tokenize. Of a list of prompts: the longest.
+    pub input: PromptInput,
+    /// Whether the tokenizer's post-processor adds its special tokens.
+    pub add_special_tokens: bool,
+    /// The cut after tokenizing, if any.
+    pub truncate: Option<Truncate>,
+    /// Goes into the namespace of the block hashes.
+    pub cache_salt: Option<String>,
+    /// True where `input` is only the part of the prompt before something that has no key (an image, say):
+    /// the last token of it may be another one in the whole, so the key ends at the block before.
+    pub open_ended: bool,
+    /// Tokens that the client allows the answer, when it said so.
+    pub max_output_tokens: Option<u64>,
+    /// Whether the answer is streamed.
+    pub stream: bool,
+}

@@ -1,0 +1,1 @@
+//! Conversation to prompt text, byte for byte what jinja2 in transformers gives.
