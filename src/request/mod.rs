@@ -1,19 +1,14 @@
 //! HTTP body to the prompt that the engine would tokenize.
 
-use crate::blocks::TokenId;
+mod api;
+mod flags;
+mod renderer;
 
-/// The APIs that carry a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Api {
-    /// `/v1/chat/completions`
-    ChatCompletions,
-    /// `/v1/completions`
-    Completions,
-    /// `/v1/messages` (Anthropic)
-    Messages,
-    /// `/v1/responses` (OpenAI)
-    Responses,
-}
+pub use api::{Api, ApiPaths};
+pub use flags::EngineFlags;
+pub use renderer::{Body, Renderer};
+
+use crate::blocks::TokenId;
 
 /// Text or ids: what the engine starts from.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,81 @@
+//! Which API a path belongs to.
+
+use serde::{Deserialize, Serialize};
+
+/// The APIs that carry a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Api {
+    /// `/v1/chat/completions`
+    ChatCompletions,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/messages` (Anthropic)
+    Messages,
+    /// `/v1/responses` (OpenAI)
+    Responses,
+}
+
+/// The ends of the paths of each API. The first API with a matching end wins, in the order of the fields.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ApiPaths {
+    /// Paths of chat completions.
+    pub chat_completions: Vec<String>,
+    /// Paths of completions.
+    pub completions: Vec<String>,
+    /// Paths of messages.
+    pub messages: Vec<String>,
+    /// Paths of responses.
+    pub responses: Vec<String>,
+}
+
+impl Default for ApiPaths {
+    fn default() -> Self {
+        let one = |path: &str| vec![path.to_owned()];
+        ApiPaths {
+            chat_completions: one("/v1/chat/completions"),
+            completions: one("/v1/completions"),
+            messages: one("/v1/messages"),
+            responses: one("/v1/responses"),
+        }
+    }
+}
+
+impl Api {
+    /// The API of a request path, by the end of the path without its query.
+    pub fn from_path(path: &str, paths: &ApiPaths) -> Option<Api> {
+        let path = path.split(['?', '#']).next().unwrap_or(path);
+        let path = path.strip_suffix('/').unwrap_or(path);
+        let ends = |list: &[String]| list.iter().any(|end| !end.is_empty() && path.ends_with(end.as_str()));
+        if ends(&paths.chat_completions) {
+            Some(Api::ChatCompletions)
+        } else if ends(&paths.completions) {
+            Some(Api::Completions)
+        } else if ends(&paths.messages) {
+            Some(Api::Messages)
+        } else if ends(&paths.responses) {
+            Some(Api::Responses)
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_match_by_their_end_without_the_query() {
+        let paths = ApiPaths::default();
+        let of = |path| Api::from_path(path, &paths);
+        assert_eq!(of("/v1/chat/completions"), Some(Api::ChatCompletions));
+        assert_eq!(of("/team-a/v1/chat/completions?x=/v1/messages"), Some(Api::ChatCompletions));
+        assert_eq!(of("/v1/completions"), Some(Api::Completions));
+        assert_eq!(of("/v1/messages/"), Some(Api::Messages));
+        assert_eq!(of("/v1/responses"), Some(Api::Responses));
+        assert_eq!(of("/v1/embeddings"), None);
+        assert_eq!(of("/v1/messages/count_tokens"), None);
+    }
+}

@@ -1,0 +1,65 @@
+//! The flags of the engine that change the prompt, by the engine's own names.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Which engine answers, and with which flags it was started, as far as they change the text or the ids of a
+/// prompt. Part of a model's configuration; every field has the engine's own default.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EngineFlags {
+    /// `vllm` or `sglang`.
+    pub engine: String,
+    /// The engine's version, `0.32.0` say. Versions between two proven ones behave as the nearest proven one and
+    /// give a warning.
+    pub version: String,
+    /// `--chat-template`: the text of a template (not a path), or the name of one of the model's templates.
+    pub chat_template: Option<String>,
+    /// `--chat-template-content-format`: `auto`, `string` or `openai`.
+    pub chat_template_content_format: String,
+    /// `--default-chat-template-kwargs`: an object, or its JSON text as on the command line (which keeps the
+    /// order of the keys of nested objects).
+    pub default_chat_template_kwargs: Option<serde_json::Value>,
+    /// `--exclude-tools-when-tool-choice-none`
+    pub exclude_tools_when_tool_choice_none: bool,
+    /// `--trust-request-chat-template`
+    pub trust_request_chat_template: bool,
+    /// `--enable-auto-tool-choice`: without it the engine refuses tools with `tool_choice` auto.
+    pub enable_auto_tool_choice: bool,
+    /// `--tool-call-parser`
+    pub tool_call_parser: Option<String>,
+    /// `--reasoning-parser`
+    pub reasoning_parser: Option<String>,
+    /// `--tokenizer-mode`
+    pub tokenizer_mode: String,
+    /// `--max-model-len`; else what config.json says.
+    pub max_model_len: Option<u64>,
+    /// `--reasoning-effort`: what the engine maps the efforts of requests to.
+    pub reasoning_effort: BTreeMap<String, String>,
+    /// `--anthropic-disabled-thinking-effort`: the effort that `thinking: disabled` stands for.
+    pub anthropic_disabled_thinking_effort: Option<String>,
+    /// The engine host's offset from UTC in minutes: templates may print its local date.
+    pub utc_offset_minutes: i32,
+}
+
+impl Default for EngineFlags {
+    fn default() -> Self {
+        EngineFlags {
+            engine: "vllm".to_owned(),
+            version: "0.32.0".to_owned(),
+            chat_template: None,
+            chat_template_content_format: "auto".to_owned(),
+            default_chat_template_kwargs: None,
+            exclude_tools_when_tool_choice_none: false,
+            trust_request_chat_template: false,
+            enable_auto_tool_choice: false,
+            tool_call_parser: None,
+            reasoning_parser: None,
+            tokenizer_mode: "auto".to_owned(),
+            max_model_len: None,
+            reasoning_effort: BTreeMap::new(),
+            anthropic_disabled_thinking_effort: None,
+            utc_offset_minutes: 0,
+        }
+    }
+}
