@@ -13,6 +13,8 @@
 //! | choose | [`routing`], [`replicas`] | matches, load, trust | replicas, ranked by cost |
 //! | steer | `filter` | the ranking | the headers by which Envoy picks the upstream |
 //!
+//! [`explain`] takes the first four steps at once and keeps all of it, for people to look at.
+//!
 //! The cache state arrives the other way: engines publish KV events, `bridge` turns them into the records of
 //! [`feed`], the ingest instance of the filter hands them to every router VM, and [`index`] applies them.
 //!
@@ -34,6 +36,7 @@
 )]
 
 pub mod blocks;
+pub mod explain;
 pub mod feed;
 pub mod index;
 pub mod nokey;
