@@ -47,6 +47,7 @@ impl From<NoKeyReason> for Reason {
 
 /// What a request comes to. Fields are filled up to the step that failed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Explanation {
     /// The API of the path.
     pub api: Option<Api>,

@@ -39,6 +39,7 @@ pub mod blocks;
 pub mod explain;
 pub mod feed;
 pub mod index;
+pub mod look;
 pub mod nokey;
 pub mod pack;
 pub mod replicas;
