@@ -1,5 +1,7 @@
 //! The command line. One file a subcommand: its arguments, and `run`.
 
+mod mock_replica;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -13,11 +15,19 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {}
+enum Command {
+    MockReplica(mock_replica::Args),
+}
 
 /// Parses the arguments, runs the subcommand, prints its error. Exit codes: 0 done, 1 the check or run failed,
 /// 2 the arguments or the configuration are wrong.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    match cli.command {}
+    let result = match cli.command {
+        Command::MockReplica(args) => mock_replica::run(args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("kvroute: {error:#}");
+        ExitCode::FAILURE
+    })
 }
