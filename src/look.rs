@@ -5,7 +5,7 @@
 //! | `GET /kvroute/v1/state` | [`WorkerState`] |
 //! | `POST /kvroute/v1/explain?path=/v1/chat/completions`, the body as a client would send it | [`Choice`] |
 //!
-//! Both stand behind the secret, `authorization: Bearer SECRET`. Each answer is that of the worker that accepted
+//! Both stand behind the secret, header `x-kvroute-secret`, as the feed does. Each answer is that of the worker that accepted
 //! the connection and names its slot; `live_slots` tells how many others there are to ask. The filter writes these
 //! types, `kvroute state` and `kvroute explain` read them; a field that one side lacks keeps its default.
 
@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::explain::{Explanation, Reason};
 
+/// The header with the secret.
+pub const SECRET_HEADER: &str = "x-kvroute-secret";
 /// Path of the state.
 pub const STATE_PATH: &str = "/kvroute/v1/state";
 /// Path of explain.
