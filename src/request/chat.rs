@@ -82,13 +82,12 @@ impl Setup {
         let format = self.forced_format.unwrap_or(template.facts().content_format);
         let mut conversation = message::conversation(&chat.messages, format, &self.profile)?;
         if self.profile.converts_developer && !template.facts().knows_developer {
-            let convert = |list: Vec<Json>| if has_developer(&list) { merge_systems(list) } else { list };
-            conversation.messages = convert(conversation.messages);
-            conversation.with_media = conversation.with_media.map(convert);
+            conversation.messages = without_developer(conversation.messages);
+            conversation.with_media = conversation.with_media.map(without_developer);
         }
         let clock = Clock { unix_seconds: now_unix_seconds, offset_minutes: self.utc_offset_minutes };
         let render = |messages: Vec<Json>| self.apply(template, messages, tools.as_ref(), &kwargs, clock);
-        let has_media = conversation.messages.iter().any(|message| mentions_media(message));
+        let has_media = conversation.messages.iter().any(mentions_media);
         let text = render(conversation.messages)?;
         if !has_media {
             return Ok(Rendered { text, open_ended: false });
@@ -214,8 +213,9 @@ impl Kwargs {
     }
 }
 
-fn has_developer(messages: &[Json]) -> bool {
-    messages.iter().any(|message| field(message, "role") == Some("developer"))
+fn without_developer(messages: Vec<Json>) -> Vec<Json> {
+    let any = messages.iter().any(|message| field(message, "role") == Some("developer"));
+    if any { merge_systems(messages) } else { messages }
 }
 
 fn field<'a>(message: &'a Json, name: &str) -> Option<&'a str> {

@@ -75,7 +75,7 @@ fn tools(body: &JsonMap, profile: &Profile, flags: &EngineFlags) -> Result<Optio
             return Err(bad("tool_choice: without tools"));
         }
         let parser = flags.tool_call_parser.is_some();
-        if !parser && !(choice == "auto" && flags.enable_auto_tool_choice) {
+        if !parser && (choice != "auto" || !flags.enable_auto_tool_choice) {
             return Err(bad("tool_choice: the engine has no tool call parser (--tool-call-parser)"));
         }
     }

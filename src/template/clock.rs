@@ -117,7 +117,7 @@ impl LocalTime {
                 'D' | 'x' => write!(out, "{:02}/{:02}/{:02}", self.month, self.day, self.year % 100),
                 // A time without a zone has an empty one.
                 'Z' | 'z' => Ok(()),
-                'n' => write!(out, "\n"),
+                'n' => writeln!(out),
                 't' => write!(out, "\t"),
                 '%' => write!(out, "%"),
                 _ => return None,
