@@ -36,6 +36,7 @@
 )]
 
 pub mod blocks;
+pub mod config;
 pub mod explain;
 pub mod feed;
 pub mod index;
@@ -53,6 +54,10 @@ pub mod tokenizer;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 #[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
 pub mod cli;
+#[cfg(not(target_family = "wasm"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
+#[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
+pub mod gateway;
 #[cfg(not(target_family = "wasm"))]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 #[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
