@@ -8,6 +8,8 @@ mod read;
 
 use serde_json::Value;
 
+use crate::request::{ApiPaths, EngineFlags};
+
 /// One line: where the mistake is, and how to mend it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
@@ -81,7 +83,7 @@ pub struct Model {
     /// Tokens per block of its replicas. What a replica says itself in the feed must agree.
     pub block_size: u32,
     /// Flags of the engine that change the prompt.
-    pub engine: Value,
+    pub engine: EngineFlags,
     /// False: its requests get no key.
     pub enabled: bool,
 }
@@ -144,7 +146,7 @@ pub struct Config {
     /// The models; never empty for a router.
     pub models: Vec<Model>,
     /// Ends of the paths of each API.
-    pub paths: Value,
+    pub paths: ApiPaths,
     /// How the pick is told to Envoy.
     pub selection: Selection,
     /// Weights of the choice.

@@ -67,6 +67,10 @@ fn every_mistake_names_its_field_and_the_mend() {
             "models[0].blocksize is no field that kvroute knows: did you mean \"block_size\"?",
         ),
         (
+            with("/models/0/engine", json!({"engine": "vllm", "max_model_len": "8k"})),
+            "models[0].engine.max_model_len invalid type: string \"8k\", expected u64",
+        ),
+        (
             with("/models/0/aliases", json!(["qwen3"])),
             "models[0] \"qwen3\" names two models: every name and alias must be unique",
         ),
