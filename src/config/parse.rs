@@ -3,9 +3,7 @@
 use serde_json::Value;
 
 use super::read::Fields;
-use super::{
-    Bridge, Config, ConfigError, Limits, Model, Role, Selection, SelectionMode, StaticReplica, TestSwitches,
-};
+use super::{Bridge, Config, ConfigError, Limits, Model, Role, Selection, SelectionMode, StaticReplica, TestSwitches};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -47,9 +45,8 @@ impl Config {
 
     /// What no single field shows.
     fn check_whole(&self) -> Result<(), ConfigError> {
-        let missing_secret = || {
-            ConfigError::new("secret", "is missing: give the same text to router, ingest, admin and the bridge")
-        };
+        let missing_secret =
+            || ConfigError::new("secret", "is missing: give the same text to router, ingest, admin and the bridge");
         match self.role {
             Role::Ingest | Role::Admin if self.secret.is_empty() => return Err(missing_secret()),
             Role::Ingest | Role::Admin => return Ok(()),
@@ -138,8 +135,7 @@ fn selection(fields: Option<Fields<'_>>) -> Result<Selection, ConfigError> {
         Some(f) => f,
         None => Fields::new("selection", &empty)?,
     };
-    let modes =
-        [("stateful_session", SelectionMode::StatefulSession), ("override_host", SelectionMode::OverrideHost)];
+    let modes = [("stateful_session", SelectionMode::StatefulSession), ("override_host", SelectionMode::OverrideHost)];
     let mode = f.choice("mode", SelectionMode::StatefulSession, &modes)?;
     let header = match mode {
         SelectionMode::StatefulSession => "x-kvroute-replica",
@@ -183,8 +179,7 @@ fn limits(fields: Option<Fields<'_>>) -> Result<Limits, ConfigError> {
 
 fn bridge(fields: Option<Fields<'_>>) -> Result<Option<Bridge>, ConfigError> {
     let Some(mut f) = fields else { return Ok(None) };
-    let bridge =
-        Bridge { cluster: f.required_text("cluster")?, timeout_ms: f.whole("timeout_ms", 2000, 10, 60_000)? };
+    let bridge = Bridge { cluster: f.required_text("cluster")?, timeout_ms: f.whole("timeout_ms", 2000, 10, 60_000)? };
     f.finish()?;
     Ok(Some(bridge))
 }

@@ -58,10 +58,7 @@ fn every_mistake_names_its_field_and_the_mend() {
         (with("/models", json!({})), "models must be a list, not an object"),
         (with("/models/0", json!("qwen3")), "models[0] must be an object, not \"qwen3\""),
         (with("/models/0/name", json!(" ")), "models[0].name must not be empty"),
-        (
-            with("/models/0/block_size", json!(0)),
-            "models[0].block_size must be a whole number from 1 to 4096, not 0",
-        ),
+        (with("/models/0/block_size", json!(0)), "models[0].block_size must be a whole number from 1 to 4096, not 0"),
         (
             with("/models/0/blocksize", json!(16)),
             "models[0].blocksize is no field that kvroute knows: did you mean \"block_size\"?",
@@ -111,10 +108,7 @@ fn every_mistake_names_its_field_and_the_mend() {
 
 #[test]
 fn bytes_that_are_no_json_are_refused_with_the_place() {
-    assert_eq!(
-        Config::parse(b" ").unwrap_err().to_string(),
-        "configuration is empty: give at least {\"role\": ...}"
-    );
+    assert_eq!(Config::parse(b" ").unwrap_err().to_string(), "configuration is empty: give at least {\"role\": ...}");
     let text = Config::parse(b"{\"role\": router}").unwrap_err().to_string();
     assert!(text.starts_with("configuration is not JSON: ") && text.contains("line 1 column"), "{text}");
 }

@@ -29,12 +29,7 @@ fn selection_headers_are_stripped_before_the_filter() {
         filters["http_filters"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap()).collect();
     assert_eq!(
         names,
-        [
-            "strip_selection_headers",
-            "kvroute",
-            "envoy.filters.http.stateful_session",
-            "envoy.filters.http.router"
-        ]
+        ["strip_selection_headers", "kvroute", "envoy.filters.http.stateful_session", "envoy.filters.http.router"]
     );
 }
 
