@@ -1,6 +1,7 @@
 //! The command line. One file a subcommand: its arguments, and `run`.
 
-mod mock_replica;
+mod inspect;
+mod pack;
 
 use std::process::ExitCode;
 
@@ -16,7 +17,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    MockReplica(mock_replica::Args),
+    Pack(pack::PackArgs),
+    Inspect(inspect::InspectArgs),
 }
 
 /// Parses the arguments, runs the subcommand, prints its error. Exit codes: 0 done, 1 the check or run failed,
@@ -24,10 +26,14 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
-        Command::MockReplica(args) => mock_replica::run(args),
+        Command::Pack(args) => pack::run(args),
+        Command::Inspect(args) => inspect::run(args),
     };
-    result.unwrap_or_else(|error| {
-        eprintln!("kvroute: {error:#}");
-        ExitCode::FAILURE
-    })
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvroute: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

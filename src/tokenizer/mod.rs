@@ -4,6 +4,9 @@
 //! and can be stopped after any step. Both give exactly the ids of Hugging Face `tokenizers` for the same
 //! `tokenizer.json`.
 
+pub mod added;
+pub mod hf;
+
 use std::rc::Rc;
 
 use crate::blocks::TokenId;
@@ -57,13 +60,6 @@ pub trait Tokenizer {
         while encoding.step(usize::MAX, &mut ids)? == Step::More {}
         Ok(ids)
     }
-
-    /// Where in `text` each id of [`Tokenizer::encode`] ends, in bytes, for people to look at; added special
-    /// tokens end where they stand. `None` where the engine cannot say.
-    fn ends(&self, text: &str, add_special_tokens: bool) -> Option<Vec<usize>> {
-        let _ = (text, add_special_tokens);
-        None
-    }
 }
 
 /// An encoding under way.
@@ -78,3 +74,8 @@ pub trait Encoding {
     /// Bytes of the text that are not encoded yet.
     fn remaining_bytes(&self) -> usize;
 }
+
+#[cfg(test)]
+mod golden_tests;
+#[cfg(test)]
+pub mod testing;

@@ -1,0 +1,72 @@
+//! `kvroute inspect`: what a pack file or a packed filter contains.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::pack::{Pack, wasm};
+
+/// Shows what a pack, or the packs inside a filter, contain.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// A pack file or a wasm.
+    file: PathBuf,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+pub fn run(args: InspectArgs) -> Result<()> {
+    let name = args.file.display().to_string();
+    let bytes = std::fs::read(&args.file).with_context(|| name.clone())?;
+    let (kind, file) = match wasm::is_wasm(&bytes) {
+        true => ("filter", wasm::extract(&bytes).with_context(|| name.clone())?.map(<[u8]>::to_vec)),
+        false => ("pack", Some(bytes.clone())),
+    };
+    let packs = file.map_or(Ok(Vec::new()), Pack::parse).with_context(|| name.clone())?;
+    if args.json {
+        let packs: Vec<Value> = packs.iter().map(describe).collect();
+        println!("{}", json!({"file": name, "kind": kind, "bytes": bytes.len(), "packs": packs}));
+        return Ok(());
+    }
+    println!("{name}: {kind}, {:.1} MB, {} packs", bytes.len() as f64 / 1e6, packs.len());
+    packs.iter().for_each(print);
+    Ok(())
+}
+
+/// A pack in a few lines.
+pub fn print(pack: &Pack) {
+    let (meta, template) = (pack.meta(), pack.template_source());
+    println!("{}", meta.name);
+    println!("  fingerprint  {} (kvroute {})", meta.fingerprint, meta.made_by);
+    println!("  tokenizer    {}, {:.1} MB", pack.tokenizer_kind(), pack.tokenizer_bytes() as f64 / 1e6);
+    if !meta.engine_note.is_empty() {
+        println!("               {}", meta.engine_note);
+    }
+    println!("  around text  {:?} … {:?}", meta.specials.prefix, meta.specials.suffix);
+    let chat = match (&template.chat_template, template.model_type.as_deref()) {
+        (_, Some("gpt_oss")) => "harmony (model_type gpt_oss)".to_owned(),
+        (Some(_), _) => "chat template".to_owned(),
+        (None, _) => "none: chat requests get no key".to_owned(),
+    };
+    println!("  chat         {chat}");
+    for (name, size) in &meta.sources {
+        println!("  from         {name}, {size} bytes");
+    }
+}
+
+fn describe(pack: &Pack) -> Value {
+    let meta = pack.meta();
+    json!({
+        "name": meta.name,
+        "fingerprint": meta.fingerprint,
+        "made_by": meta.made_by,
+        "tokenizer": {"kind": pack.tokenizer_kind(), "bytes": pack.tokenizer_bytes(), "note": meta.engine_note},
+        "specials": meta.specials,
+        "sources": meta.sources,
+        "template": pack.template_source(),
+    })
+}

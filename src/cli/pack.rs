@@ -1,0 +1,100 @@
+//! `kvroute pack`: model directories to pack files, and packs into the filter.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::pack::build::{self, BuildOptions, SourceOptions};
+use crate::pack::{Pack, wasm};
+use crate::tokenizer::hf::HfTokenizer;
+
+/// Compiles a model's tokenizer and chat template into a pack, and puts packs into the filter.
+///
+/// `kvroute pack MODEL_DIR -o qwen3.pack`
+/// `kvroute pack MODEL_DIR --wasm kvroute.wasm -o model.wasm`
+/// `kvroute pack --pack a.pack --pack b.pack --wasm kvroute.wasm -o models.wasm`
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct PackArgs {
+    /// A Hugging Face model directory: tokenizer.json, tokenizer_config.json, chat_template.jinja, config.json.
+    model_dir: Option<PathBuf>,
+    /// The file to write.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// The model's name, as requests say it. Default: the name of the directory.
+    #[arg(long, requires = "model_dir")]
+    name: Option<String>,
+    /// Packs made before, to go into the same file. May be repeated.
+    #[arg(long = "pack", value_name = "FILE")]
+    packs: Vec<PathBuf>,
+    /// Put the packs into this filter; those that it has are replaced.
+    #[arg(long, value_name = "FILE")]
+    wasm: Option<PathBuf>,
+    /// Accept a base model without a chat template. Its chat requests get no key.
+    #[arg(long, requires = "model_dir")]
+    allow_no_template: bool,
+    /// Stands in for model_type of config.json, as the engine's --hf-overrides does.
+    #[arg(long, requires = "model_dir", value_name = "TYPE")]
+    model_type: Option<String>,
+    /// Text files on which the pack's tokenizer is compared with the `tokenizers` crate. May be repeated.
+    #[arg(long, requires = "model_dir", value_name = "TEXT", num_args = 1..)]
+    verify: Vec<PathBuf>,
+}
+
+/// Runs the subcommand.
+pub fn run(args: PackArgs) -> Result<()> {
+    let mut files = Vec::new();
+    if let Some(dir) = &args.model_dir {
+        let source = SourceOptions { allow_no_template: args.allow_no_template, model_type: args.model_type.clone() };
+        let file = build::build(dir, &BuildOptions { name: args.name.clone(), source })?;
+        verify(dir, &file, &args.verify)?;
+        files.push(file);
+    }
+    for path in &args.packs {
+        let file = read(path)?;
+        Pack::parse(file.clone()).with_context(|| path.display().to_string())?;
+        files.push(file);
+    }
+    if files.is_empty() {
+        bail!("nothing to pack: give a model directory, or --pack");
+    }
+    let packs = build::merge(&files)?;
+    for pack in Pack::parse(packs.clone())? {
+        super::inspect::print(&pack);
+    }
+    let out = match &args.wasm {
+        Some(path) => wasm::embed(&read(path)?, &packs).with_context(|| path.display().to_string())?,
+        None => packs,
+    };
+    write(&args.output, &out)?;
+    println!("wrote {}: {:.1} MB", args.output.display(), out.len() as f64 / 1e6);
+    Ok(())
+}
+
+fn verify(dir: &Path, file: &[u8], texts: &[PathBuf]) -> Result<()> {
+    let Some(pack) = Pack::parse(file.to_vec())?.pop() else { return Ok(()) };
+    if texts.is_empty() {
+        return Ok(());
+    }
+    let reference = HfTokenizer::from_json(&read(&dir.join("tokenizer.json"))?, Default::default())?;
+    for path in texts {
+        let text = String::from_utf8(read(path)?).with_context(|| format!("{}: not UTF-8", path.display()))?;
+        let ids = build::verify(&pack, &reference, &text).with_context(|| path.display().to_string())?;
+        println!("{}: {ids} ids, all equal to those of the tokenizers crate", path.display());
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| path.display().to_string())
+}
+
+/// Whole or not at all: a reader, or a proxy, never sees half a file.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut name = path.file_name().context("-o: not a file name")?.to_owned();
+    name.push(".tmp");
+    let temporary = path.with_file_name(name);
+    std::fs::write(&temporary, bytes).with_context(|| temporary.display().to_string())?;
+    std::fs::rename(&temporary, path).with_context(|| path.display().to_string())
+}
