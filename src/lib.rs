@@ -13,6 +13,8 @@
 //! | choose | [`routing`], [`replicas`] | matches, load, trust | replicas, ranked by cost |
 //! | steer | `filter` | the ranking | the headers by which Envoy picks the upstream |
 //!
+//! [`explain`] takes the first four steps at once and keeps all of it, for people to look at.
+//!
 //! The cache state arrives the other way: engines publish KV events, `bridge` turns them into the records of
 //! [`feed`], the ingest instance of the filter hands them to every router VM, and [`index`] applies them.
 //!
@@ -34,8 +36,11 @@
 )]
 
 pub mod blocks;
+pub mod config;
+pub mod explain;
 pub mod feed;
 pub mod index;
+pub mod look;
 pub mod nokey;
 pub mod pack;
 pub mod replicas;
@@ -49,3 +54,11 @@ pub mod tokenizer;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 #[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
 pub mod cli;
+#[cfg(not(target_family = "wasm"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
+#[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
+pub mod gateway;
+#[cfg(not(target_family = "wasm"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
+#[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
+pub mod mock;

@@ -1,6 +1,7 @@
 //! `kvroute inspect`: what a pack file or a packed filter contains.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -19,7 +20,7 @@ pub struct InspectArgs {
 }
 
 /// Runs the subcommand.
-pub fn run(args: InspectArgs) -> Result<()> {
+pub fn run(args: InspectArgs) -> Result<ExitCode> {
     let name = args.file.display().to_string();
     let bytes = std::fs::read(&args.file).with_context(|| name.clone())?;
     let (kind, file) = match wasm::is_wasm(&bytes) {
@@ -30,11 +31,11 @@ pub fn run(args: InspectArgs) -> Result<()> {
     if args.json {
         let packs: Vec<Value> = packs.iter().map(describe).collect();
         println!("{}", json!({"file": name, "kind": kind, "bytes": bytes.len(), "packs": packs}));
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     println!("{name}: {kind}, {:.1} MB, {} packs", bytes.len() as f64 / 1e6, packs.len());
     packs.iter().for_each(print);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A pack in a few lines.

@@ -1,6 +1,7 @@
 //! The command line. One file a subcommand: its arguments, and `run`.
 
 mod inspect;
+mod mock_replica;
 mod pack;
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ struct Cli {
 enum Command {
     Pack(pack::PackArgs),
     Inspect(inspect::InspectArgs),
+    MockReplica(mock_replica::Args),
 }
 
 /// Parses the arguments, runs the subcommand, prints its error. Exit codes: 0 done, 1 the check or run failed,
@@ -28,12 +30,10 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Pack(args) => pack::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::MockReplica(args) => mock_replica::run(args),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("kvroute: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    result.unwrap_or_else(|error| {
+        eprintln!("kvroute: {error:#}");
+        ExitCode::FAILURE
+    })
 }

@@ -1,6 +1,7 @@
 //! `kvroute pack`: model directories to pack files, and packs into the filter.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -43,7 +44,7 @@ pub struct PackArgs {
 }
 
 /// Runs the subcommand.
-pub fn run(args: PackArgs) -> Result<()> {
+pub fn run(args: PackArgs) -> Result<ExitCode> {
     let mut files = Vec::new();
     if let Some(dir) = &args.model_dir {
         let source = SourceOptions { allow_no_template: args.allow_no_template, model_type: args.model_type.clone() };
@@ -69,7 +70,7 @@ pub fn run(args: PackArgs) -> Result<()> {
     };
     write(&args.output, &out)?;
     println!("wrote {}: {:.1} MB", args.output.display(), out.len() as f64 / 1e6);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn verify(dir: &Path, file: &[u8], texts: &[PathBuf]) -> Result<()> {

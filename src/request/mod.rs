@@ -1,11 +1,21 @@
 //! HTTP body to the prompt that the engine would tokenize.
 
 mod api;
+mod chat;
+mod chat_completions;
+mod completions;
+mod field;
 mod flags;
+pub mod json;
+mod limits;
+mod message;
+mod profile;
 mod renderer;
+mod tools;
 
 pub use api::{Api, ApiPaths};
 pub use flags::EngineFlags;
+pub use profile::{Engine, PROVEN, Profile, Version};
 pub use renderer::{Body, Renderer};
 
 use crate::blocks::TokenId;
@@ -57,4 +67,6 @@ pub struct Prepared {
     pub max_output_tokens: Option<u64>,
     /// Whether the answer is streamed.
     pub stream: bool,
+    /// The engine refuses a prompt of more tokens: book no load for one.
+    pub max_prompt_tokens: Option<u64>,
 }

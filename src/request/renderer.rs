@@ -1,49 +1,165 @@
 //! The request path's entry: a parsed body, and the renderer of one model.
 
-use super::{Api, EngineFlags, Prepared};
+use super::chat::{Setup, Templates};
+use super::field::{bad, unsupported};
+use super::json::{self, Json, JsonMap, Text};
+use super::limits::{Limits, reused_ids};
+use super::profile::Profile;
+use super::{Api, EngineFlags, Prepared, PromptInput, chat_completions, completions};
 use crate::nokey::{NoKey, NoKeyReason};
-use crate::template::TemplateSource;
+use crate::template::{ChatTemplates, ContentFormat, Template, TemplateSource};
 
 /// A parsed request body.
 #[derive(Debug)]
 pub struct Body {
-    json: serde_json::Value,
+    root: Json,
 }
 
 impl Body {
     /// Parses a request body.
     pub fn parse(bytes: &[u8]) -> Result<Body, NoKeyReason> {
-        let json =
-            serde_json::from_slice(bytes).map_err(|error| NoKeyReason::new(NoKey::NotJson, error.to_string()))?;
-        Ok(Body { json })
+        match json::parse(bytes) {
+            Ok(root @ Json::Map(_)) => Ok(Body { root }),
+            Ok(_) => Err(bad("the body is no object")),
+            Err(error) => Err(NoKeyReason::new(NoKey::NotJson, error.what)),
+        }
     }
 
     /// The model that the request names.
     pub fn model(&self) -> Option<&str> {
-        self.json.get("model")?.as_str()
+        self.map().get("model")?.as_str()
+    }
+
+    fn map(&self) -> &JsonMap {
+        // `parse` makes no other.
+        self.root.as_map().unwrap_or(const { &JsonMap::EMPTY })
     }
 }
 
 /// Renders the requests of one model. Compiled once per model and VM.
 #[derive(Debug)]
-pub struct Renderer {}
+pub struct Renderer {
+    setup: Setup,
+    flags: EngineFlags,
+    max_model_len: Option<u64>,
+    warnings: Vec<String>,
+}
 
 impl Renderer {
     /// Compiles the templates of `source` for an engine with these `flags`. An error says what the engine or the
     /// template needs that cannot be rendered exactly here.
-    pub fn new(_source: TemplateSource, _flags: &EngineFlags) -> Result<Renderer, String> {
-        Ok(Renderer {})
+    pub fn new(source: TemplateSource, flags: &EngineFlags) -> Result<Renderer, String> {
+        let (profile, version_warning) = Profile::of(flags)?;
+        let templates = compile(source.chat_template.as_ref(), flags.chat_template.as_deref())?;
+        let mut warnings: Vec<String> = version_warning.into_iter().collect();
+        for template in [&templates.default, &templates.tool_use].into_iter().flatten() {
+            warnings.extend(time_warning(&template.facts().time_formats));
+        }
+        let forced_format = match flags.chat_template_content_format.as_str() {
+            "auto" => None,
+            "string" => Some(ContentFormat::String),
+            "openai" => Some(ContentFormat::OpenAi),
+            other => return Err(format!("chat_template_content_format: \"{other}\" is none of auto, string, openai")),
+        };
+        if flags.utc_offset_minutes.abs() > 14 * 60 {
+            return Err("utc_offset_minutes: more than 14 hours".to_owned());
+        }
+        let special = source.special_tokens.iter();
+        let setup = Setup {
+            profile,
+            templates,
+            forced_format,
+            default_kwargs: default_kwargs(flags.default_chat_template_kwargs.as_ref())?,
+            special_tokens: special.map(|(name, token)| (name.as_str().into(), token.as_str().into())).collect(),
+            utc_offset_minutes: flags.utc_offset_minutes,
+        };
+        let max_model_len = flags.max_model_len.or(source.max_model_len);
+        Ok(Renderer { setup, flags: flags.clone(), max_model_len, warnings })
     }
 
     /// What an operator should know of this model: a template that prints the date or the time, an engine
     /// version that was not proven.
     pub fn warnings(&self) -> &[String] {
-        &[]
+        &self.warnings
     }
 
     /// The prompt that the engine would tokenize for this request. `now_unix_seconds` is the wall clock, for
     /// templates that print the date.
-    pub fn prepare(&self, _api: Api, _body: &Body, _now_unix_seconds: u64) -> Result<Prepared, NoKeyReason> {
-        Err(NoKeyReason::new(NoKey::Unsupported, "not built yet"))
+    pub fn prepare(&self, api: Api, body: &Body, now_unix_seconds: u64) -> Result<Prepared, NoKeyReason> {
+        let body = body.map();
+        let profile = &self.setup.profile;
+        match api {
+            Api::Completions => {
+                let limits = Limits::of(body, true, profile, self.max_model_len)?;
+                limits.prepared(completions::read(body)?, false)
+            }
+            Api::ChatCompletions => {
+                let limits = Limits::of(body, false, profile, self.max_model_len)?;
+                let chat = chat_completions::read(body, profile, &self.flags)?;
+                if let Some(ids) = reused_ids(body, profile)? {
+                    return limits.prepared(PromptInput::Ids(ids), false);
+                }
+                let rendered = self.setup.render(&chat, now_unix_seconds)?;
+                limits.prepared(PromptInput::Text(rendered.text), rendered.open_ended)
+            }
+            Api::Messages | Api::Responses => Err(unsupported("not built yet")),
+        }
+    }
+}
+
+fn compile(templates: Option<&ChatTemplates>, flag: Option<&str>) -> Result<Templates, String> {
+    let one = |source: &str| Template::compile(source).map_err(|error| format!("chat template: {error}"));
+    let named = |name: &str| match templates {
+        Some(ChatTemplates::Named(list)) => list.get(name),
+        _ => None,
+    };
+    if let Some(flag) = flag {
+        if let Some(source) = named(flag) {
+            return Ok(Templates { default: Some(one(source)?), tool_use: None });
+        }
+        if !flag.contains(['{', '}', '\n']) {
+            return Err(format!("chat_template: \"{flag}\" is neither a template's text nor the name of one"));
+        }
+        return Ok(Templates { default: Some(one(flag)?), tool_use: None });
+    }
+    match templates {
+        None => Ok(Templates { default: None, tool_use: None }),
+        Some(ChatTemplates::Single(source)) => Ok(Templates { default: Some(one(source)?), tool_use: None }),
+        Some(ChatTemplates::Named(list)) => Ok(Templates {
+            default: list.get("default").map(|source| one(source)).transpose()?,
+            tool_use: list.get("tool_use").map(|source| one(source)).transpose()?,
+        }),
+    }
+}
+
+fn time_warning(formats: &[String]) -> Option<String> {
+    let seconds = ["%S", "%T", "%M", "%X", "%c", "%s", "%f"];
+    let worst = formats.iter().find(|format| seconds.iter().any(|directive| format.contains(directive)));
+    if let Some(format) = worst {
+        return Some(format!("the template prints the time ({format}): prompts of different minutes share nothing"));
+    }
+    let format = formats.first()?;
+    Some(format!("the template prints the date ({format}): all keys change at the engine's midnight"))
+}
+
+fn default_kwargs(value: Option<&serde_json::Value>) -> Result<Vec<(Text, Json)>, String> {
+    let text = match value {
+        None | Some(serde_json::Value::Null) => return Ok(Vec::new()),
+        Some(serde_json::Value::String(text)) => text.clone(),
+        Some(value @ serde_json::Value::Object(map)) => {
+            let nested = |value: &serde_json::Value| value.as_object().is_some_and(|map| map.len() > 1);
+            if map.values().any(nested) {
+                return Err("default_chat_template_kwargs: give nested objects as JSON text in a string, \
+                            which keeps the order of their keys"
+                    .to_owned());
+            }
+            value.to_string()
+        }
+        Some(_) => return Err("default_chat_template_kwargs: neither an object nor its JSON text".to_owned()),
+    };
+    match json::parse(text.as_bytes()) {
+        Ok(Json::Map(map)) => Ok(map.iter().map(|(key, value)| (key.clone(), value.clone())).collect()),
+        Ok(_) => Err("default_chat_template_kwargs: no object".to_owned()),
+        Err(error) => Err(format!("default_chat_template_kwargs: {error}")),
     }
 }

@@ -1,0 +1,186 @@
+//! The plugin configuration: what `kvroute.wasm` is told by Envoy's `configuration` field, as JSON.
+//!
+//! [`Config::parse`] reads and checks it; the first mistake comes back as one line that names the field and says
+//! how to mend it. `on_configure` fails with that line, `kvroute check-config` prints it natively.
+
+mod parse;
+mod read;
+
+use serde_json::Value;
+
+use crate::request::{ApiPaths, EngineFlags};
+
+/// One line: where the mistake is, and how to mend it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The field, as `models[0].block_size`; empty for the whole document.
+    pub path: String,
+    /// What is wrong and what would be right.
+    pub what: String,
+}
+
+impl ConfigError {
+    /// A mistake at `path`.
+    pub fn new(path: &str, what: impl Into<String>) -> Self {
+        ConfigError { path: path.to_owned(), what: what.into() }
+    }
+}
+
+impl std::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = if self.path.is_empty() { "configuration" } else { &self.path };
+        write!(f, "{place} {}", self.what)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// What one instance of the filter is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Steers requests.
+    Router,
+    /// Takes the feed and hands it to the router VMs.
+    Ingest,
+    /// Answers questions about the router VM that it shares.
+    Admin,
+}
+
+/// How Envoy is told the pick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SelectionMode {
+    /// base64 of `ip:port` for the `stateful_session` filter, and a plain list of the next best for the
+    /// `override_host` policy. Honours health.
+    StatefulSession,
+    /// A plain list, best first, for the `override_host` policy alone. Ignores health.
+    OverrideHost,
+}
+
+/// How the pick is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// The mechanism.
+    pub mode: SelectionMode,
+    /// Header with the pick.
+    pub header: String,
+    /// Header with the next best (`StatefulSession` only).
+    pub fallback_header: String,
+    /// How many next best are named.
+    pub fallbacks: usize,
+    /// Response header with the outcome and the matched and prompt tokens; `None` adds nothing.
+    pub outcome_header: Option<String>,
+}
+
+/// One model that this gateway knows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// The model id as the replicas of the feed carry it, and as clients name it.
+    pub name: String,
+    /// Other names by which clients may ask for it.
+    pub aliases: Vec<String>,
+    /// Name of the pack with its tokenizer and template.
+    pub pack: String,
+    /// Tokens per block of its replicas. What a replica says itself in the feed must agree.
+    pub block_size: u32,
+    /// Flags of the engine that change the prompt.
+    pub engine: EngineFlags,
+    /// False: its requests get no key.
+    pub enabled: bool,
+}
+
+/// Bounds of one VM.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Larger bodies are let go without a key.
+    pub max_inspect_bytes: usize,
+    /// Bodies and what is made of them, all jobs together.
+    pub max_job_bytes: usize,
+    /// Jobs under way.
+    pub max_jobs: usize,
+    /// How long a request may be held, in milliseconds.
+    pub time_budget_ms: u64,
+    /// How much work may be done for a request after it was let go, in milliseconds.
+    pub finish_budget_ms: u64,
+    /// Work at a stretch before the event loop runs again, in milliseconds.
+    pub slice_ms: f64,
+    /// Memory of the index.
+    pub index_bytes: usize,
+    /// Memory of the whole VM, past which no new job begins. Envoy ends a VM at 1 GiB.
+    pub memory_bytes: usize,
+    /// Batches that a slot may lag behind before it is drained and pulls a snapshot.
+    pub max_backlog: u64,
+}
+
+/// Where snapshots are pulled from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bridge {
+    /// Envoy's name for the cluster of the bridge.
+    pub cluster: String,
+    /// How long one answer may take, in milliseconds.
+    pub timeout_ms: u64,
+}
+
+/// A replica that is named here instead of by the feed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaticReplica {
+    /// `ip:port` as Envoy's cluster resolves it.
+    pub address: String,
+    /// Name of the model that it serves.
+    pub model: String,
+    /// Blocks that its cache holds; 0 when unknown.
+    pub capacity_blocks: u64,
+}
+
+/// Switches that exist for tests only; all off by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TestSwitches {
+    /// A request with this header traps the VM.
+    pub trap_header: Option<String>,
+}
+
+/// A configuration that was checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What the instance is there for.
+    pub role: Role,
+    /// The models; never empty for a router.
+    pub models: Vec<Model>,
+    /// Ends of the paths of each API.
+    pub paths: ApiPaths,
+    /// How the pick is told to Envoy.
+    pub selection: Selection,
+    /// Weights of the choice.
+    pub policy: Value,
+    /// Bounds.
+    pub limits: Limits,
+    /// Goes into every block hash; the bridge must have the same.
+    pub hash_seed: String,
+    /// Shared with the bridge and whoever may look inside; never empty for ingest and admin.
+    pub secret: String,
+    /// Where snapshots come from; `None` with static replicas only.
+    pub bridge: Option<Bridge>,
+    /// Replicas named here; empty: from the feed.
+    pub replicas: Vec<StaticReplica>,
+    /// For tests only.
+    pub test: TestSwitches,
+}
+
+impl Config {
+    /// Reads and checks a configuration.
+    pub fn parse(json: &[u8]) -> Result<Config, ConfigError> {
+        if json.iter().all(u8::is_ascii_whitespace) {
+            return Err(ConfigError::new("", "is empty: give at least {\"role\": ...}"));
+        }
+        let value: Value =
+            serde_json::from_slice(json).map_err(|e| ConfigError::new("", format!("is not JSON: {e}")))?;
+        Config::from_value(&value)
+    }
+
+    /// The model that a request names, by its name or an alias.
+    pub fn model(&self, name: &str) -> Option<(usize, &Model)> {
+        self.models.iter().enumerate().find(|(_, m)| m.name == name || m.aliases.iter().any(|a| a == name))
+    }
+}
+
+#[cfg(test)]
+mod tests;

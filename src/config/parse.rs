@@ -1,0 +1,195 @@
+//! The fields of the configuration, with their defaults and bounds.
+
+use serde_json::Value;
+
+use super::read::Fields;
+use super::{Bridge, Config, ConfigError, Limits, Model, Role, Selection, SelectionMode, StaticReplica, TestSwitches};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+impl Config {
+    /// Checks a configuration that is JSON already.
+    pub fn from_value(value: &Value) -> Result<Config, ConfigError> {
+        let mut top = Fields::new("", value)?;
+        let roles = [("router", Role::Router), ("ingest", Role::Ingest), ("admin", Role::Admin)];
+        if top.take("role").is_none() {
+            return Err(top.error("role", "is missing: one of router, ingest, admin"));
+        }
+        let role = top.choice("role", Role::Router, &roles)?;
+        let mut models = Vec::new();
+        for (path, item) in top.list("models")? {
+            models.push(model(path, item)?);
+        }
+        let mut replicas = Vec::new();
+        for (path, item) in top.list("replicas")? {
+            replicas.push(replica(path, item)?);
+        }
+        let config = Config {
+            role,
+            models,
+            paths: top.part("paths")?,
+            selection: selection(top.object("selection")?)?,
+            policy: top.part("policy")?,
+            limits: limits(top.object("limits")?)?,
+            hash_seed: top.text("hash_seed")?.unwrap_or_default(),
+            secret: top.text("secret")?.unwrap_or_default(),
+            bridge: bridge(top.object("bridge")?)?,
+            replicas,
+            test: test_switches(top.object("test")?)?,
+        };
+        top.finish()?;
+        config.check_whole()?;
+        Ok(config)
+    }
+
+    /// What no single field shows.
+    fn check_whole(&self) -> Result<(), ConfigError> {
+        let missing_secret =
+            || ConfigError::new("secret", "is missing: give the same text to router, ingest, admin and the bridge");
+        match self.role {
+            Role::Ingest | Role::Admin if self.secret.is_empty() => return Err(missing_secret()),
+            Role::Ingest | Role::Admin => return Ok(()),
+            Role::Router if self.models.is_empty() => {
+                return Err(ConfigError::new("models", "is empty: name at least one model"));
+            }
+            Role::Router if self.bridge.is_some() && self.secret.is_empty() => return Err(missing_secret()),
+            Role::Router if self.bridge.is_none() && self.replicas.is_empty() => {
+                let what = "is missing: name the cluster of the bridge, or list \"replicas\" here";
+                return Err(ConfigError::new("bridge", what));
+            }
+            Role::Router => {}
+        }
+        let mut names: Vec<&str> = Vec::new();
+        for (i, model) in self.models.iter().enumerate() {
+            for name in std::iter::once(&model.name).chain(&model.aliases) {
+                if names.contains(&name.as_str()) {
+                    let what = format!("\"{name}\" names two models: every name and alias must be unique");
+                    return Err(ConfigError::new(&format!("models[{i}]"), what));
+                }
+                names.push(name);
+            }
+        }
+        for (i, replica) in self.replicas.iter().enumerate() {
+            if !self.models.iter().any(|m| m.name == replica.model) {
+                let what = format!("\"{}\" is no name of a model above", replica.model);
+                return Err(ConfigError::new(&format!("replicas[{i}].model"), what));
+            }
+        }
+        let selection = &self.selection;
+        if selection.mode == SelectionMode::StatefulSession && selection.header == selection.fallback_header {
+            return Err(ConfigError::new("selection.fallback_header", "must differ from selection.header"));
+        }
+        if self.limits.max_inspect_bytes > self.limits.max_job_bytes {
+            return Err(ConfigError::new("limits.max_job_bytes", "must be at least limits.max_inspect_bytes"));
+        }
+        if self.limits.index_bytes.saturating_add(self.limits.max_job_bytes) > self.limits.memory_bytes {
+            let what = "must be at least limits.index_bytes + limits.max_job_bytes";
+            return Err(ConfigError::new("limits.memory_bytes", what));
+        }
+        Ok(())
+    }
+}
+
+fn model(path: String, value: &Value) -> Result<Model, ConfigError> {
+    let mut f = Fields::new(path, value)?;
+    let name = f.required_text("name")?;
+    let mut aliases = Vec::new();
+    for (path, alias) in f.list("aliases")? {
+        match alias {
+            Value::String(s) if !s.is_empty() => aliases.push(s.clone()),
+            _ => return Err(ConfigError::new(&path, "must be a string that is not empty")),
+        }
+    }
+    let model = Model {
+        pack: f.text("pack")?.unwrap_or_else(|| name.clone()),
+        aliases,
+        block_size: u32::try_from(f.whole("block_size", 16, 1, 4096)?).unwrap_or(16),
+        engine: f.part("engine")?,
+        enabled: f.flag("enabled", true)?,
+        name,
+    };
+    f.finish()?;
+    Ok(model)
+}
+
+fn replica(path: String, value: &Value) -> Result<StaticReplica, ConfigError> {
+    let mut f = Fields::new(path, value)?;
+    let address = f.required_text("address")?;
+    if address.parse::<std::net::SocketAddr>().is_err() {
+        let what = format!("\"{address}\" must be ip:port as Envoy's cluster resolves it, not a host name");
+        return Err(f.error("address", what));
+    }
+    let replica = StaticReplica {
+        address,
+        model: f.required_text("model")?,
+        capacity_blocks: f.whole("capacity_blocks", 0, 0, u64::MAX)?,
+    };
+    f.finish()?;
+    Ok(replica)
+}
+
+fn selection(fields: Option<Fields<'_>>) -> Result<Selection, ConfigError> {
+    let empty = Value::Object(serde_json::Map::new());
+    let mut f = match fields {
+        Some(f) => f,
+        None => Fields::new("selection", &empty)?,
+    };
+    let modes = [("stateful_session", SelectionMode::StatefulSession), ("override_host", SelectionMode::OverrideHost)];
+    let mode = f.choice("mode", SelectionMode::StatefulSession, &modes)?;
+    let header = match mode {
+        SelectionMode::StatefulSession => "x-kvroute-replica",
+        SelectionMode::OverrideHost => "x-gateway-destination-endpoint",
+    };
+    let outcome_header = match f.take("outcome_header") {
+        None => None,
+        Some(_) => Some(f.header("outcome_header", "")?),
+    };
+    let selection = Selection {
+        mode,
+        header: f.header("header", header)?,
+        fallback_header: f.header("fallback_header", "x-kvroute-fallback")?,
+        fallbacks: f.whole("fallbacks", 2, 0, 16)? as usize,
+        outcome_header,
+    };
+    f.finish()?;
+    Ok(selection)
+}
+
+fn limits(fields: Option<Fields<'_>>) -> Result<Limits, ConfigError> {
+    let empty = Value::Object(serde_json::Map::new());
+    let mut f = match fields {
+        Some(f) => f,
+        None => Fields::new("limits", &empty)?,
+    };
+    let limits = Limits {
+        max_inspect_bytes: f.whole("max_inspect_bytes", 4 * MIB, KIB, 64 * MIB)? as usize,
+        max_job_bytes: f.whole("max_job_bytes", 128 * MIB, MIB, 512 * MIB)? as usize,
+        max_jobs: f.whole("max_jobs", 64, 1, 10_000)? as usize,
+        time_budget_ms: f.whole("time_budget_ms", 100, 1, 60_000)?,
+        finish_budget_ms: f.whole("finish_budget_ms", 250, 0, 60_000)?,
+        slice_ms: f.number("slice_ms", 1.0, 0.05, 100.0)?,
+        index_bytes: f.whole("index_bytes", 256 * MIB, MIB, 768 * MIB)? as usize,
+        memory_bytes: f.whole("memory_bytes", 768 * MIB, 16 * MIB, 1000 * MIB)? as usize,
+        max_backlog: f.whole("max_backlog", 4096, 16, 1_000_000)?,
+    };
+    f.finish()?;
+    Ok(limits)
+}
+
+fn bridge(fields: Option<Fields<'_>>) -> Result<Option<Bridge>, ConfigError> {
+    let Some(mut f) = fields else { return Ok(None) };
+    let bridge = Bridge { cluster: f.required_text("cluster")?, timeout_ms: f.whole("timeout_ms", 2000, 10, 60_000)? };
+    f.finish()?;
+    Ok(Some(bridge))
+}
+
+fn test_switches(fields: Option<Fields<'_>>) -> Result<TestSwitches, ConfigError> {
+    let Some(mut f) = fields else { return Ok(TestSwitches::default()) };
+    let trap_header = match f.take("trap_header") {
+        None => None,
+        Some(_) => Some(f.header("trap_header", "")?),
+    };
+    f.finish()?;
+    Ok(TestSwitches { trap_header })
+}

@@ -1,0 +1,202 @@
+//! Reads JSON objects field by field and says where and how a value is wrong.
+//!
+//! Every field that is taken is remembered; [`Fields::finish`] refuses the ones that nobody asked for and names
+//! the nearest known one.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::ConfigError;
+
+/// The fields of one JSON object that are still to be read.
+pub struct Fields<'a> {
+    path: String,
+    map: &'a Map<String, Value>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of `value`, which stands at `path` ("" for the whole document).
+    pub fn new(path: impl Into<String>, value: &'a Value) -> Result<Self, ConfigError> {
+        let path = path.into();
+        match value {
+            Value::Object(map) => Ok(Fields { path, map, known: Vec::new() }),
+            other => Err(ConfigError::new(&path, format!("must be an object, not {}", kind(other)))),
+        }
+    }
+
+    /// The path of a field of this object.
+    pub fn at(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+
+    /// An error at a field of this object.
+    pub fn error(&self, name: &str, what: impl Into<String>) -> ConfigError {
+        ConfigError::new(&self.at(name), what)
+    }
+
+    /// The raw value; `None` where it is absent or null.
+    pub fn take(&mut self, name: &'static str) -> Option<&'a Value> {
+        self.known.push(name);
+        self.map.get(name).filter(|v| !v.is_null())
+    }
+
+    /// An object, or `None` where it is absent.
+    pub fn object(&mut self, name: &'static str) -> Result<Option<Fields<'a>>, ConfigError> {
+        let path = self.at(name);
+        self.take(name).map(|v| Fields::new(path, v)).transpose()
+    }
+
+    /// The elements of a list with their paths; an absent list is empty.
+    pub fn list(&mut self, name: &'static str) -> Result<Vec<(String, &'a Value)>, ConfigError> {
+        let path = self.at(name);
+        match self.take(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(items)) => {
+                Ok(items.iter().enumerate().map(|(i, item)| (format!("{path}[{i}]"), item)).collect())
+            }
+            Some(other) => Err(ConfigError::new(&path, format!("must be a list, not {}", kind(other)))),
+        }
+    }
+
+    /// A string, or `None` where it is absent.
+    pub fn text(&mut self, name: &'static str) -> Result<Option<String>, ConfigError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(s)) => Ok(Some(s.clone())),
+            Some(other) => Err(self.error(name, format!("must be a string, not {}", kind(other)))),
+        }
+    }
+
+    /// A string that must be there and not empty.
+    pub fn required_text(&mut self, name: &'static str) -> Result<String, ConfigError> {
+        match self.text(name)? {
+            Some(s) if !s.trim().is_empty() => Ok(s),
+            Some(_) => Err(self.error(name, "must not be empty")),
+            None => Err(self.error(name, "is missing: add it")),
+        }
+    }
+
+    /// True or false.
+    pub fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
+        match self.take(name) {
+            None => Ok(default),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(other) => Err(self.error(name, format!("must be true or false, not {}", kind(other)))),
+        }
+    }
+
+    /// A whole number between `min` and `max`, both allowed.
+    pub fn whole(&mut self, name: &'static str, default: u64, min: u64, max: u64) -> Result<u64, ConfigError> {
+        match self.take(name) {
+            None => Ok(default),
+            Some(v) => match v.as_u64() {
+                Some(n) if (min..=max).contains(&n) => Ok(n),
+                _ => Err(self.error(name, format!("must be a whole number from {min} to {max}, not {}", kind(v)))),
+            },
+        }
+    }
+
+    /// A number between `min` and `max`, both allowed.
+    pub fn number(&mut self, name: &'static str, default: f64, min: f64, max: f64) -> Result<f64, ConfigError> {
+        match self.take(name) {
+            None => Ok(default),
+            Some(v) => match v.as_f64() {
+                Some(n) if (min..=max).contains(&n) => Ok(n),
+                _ => Err(self.error(name, format!("must be a number from {min} to {max}, not {}", kind(v)))),
+            },
+        }
+    }
+
+    /// One of `options` by its name, or the default.
+    pub fn choice<T: Copy>(
+        &mut self,
+        name: &'static str,
+        default: T,
+        options: &[(&'static str, T)],
+    ) -> Result<T, ConfigError> {
+        let Some(text) = self.text(name)? else { return Ok(default) };
+        options.iter().find(|(label, _)| *label == text).map(|(_, v)| *v).ok_or_else(|| {
+            let labels: Vec<_> = options.iter().map(|(label, _)| *label).collect();
+            self.error(name, format!("must be one of {}, not \"{text}\"", labels.join(", ")))
+        })
+    }
+
+    /// The name of a header: lower case, no pseudo header.
+    pub fn header(&mut self, name: &'static str, default: &str) -> Result<String, ConfigError> {
+        let text = self.text(name)?.unwrap_or_else(|| default.to_owned());
+        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
+        if !text.is_empty() && text.bytes().all(fits) {
+            return Ok(text);
+        }
+        Err(self.error(name, format!("\"{text}\" is not a header name: use lower-case letters, digits and '-'")))
+    }
+
+    /// Refuses every field that was not read.
+    pub fn finish(self) -> Result<(), ConfigError> {
+        let Some(unknown) = self.map.keys().find(|k| !self.known.contains(&k.as_str())) else { return Ok(()) };
+        let nearest = self.known.iter().map(|k| (distance(k, unknown), *k)).min();
+        let mend = match nearest {
+            Some((d, known)) if d <= 3 => format!("did you mean \"{known}\"?"),
+            _ => format!("remove it; known here: {}", self.known.join(", ")),
+        };
+        Err(self.error(unknown, format!("is no field that kvroute knows: {mend}")))
+    }
+}
+
+/// What a value is, for people; long ones are not quoted.
+fn kind(value: &Value) -> String {
+    match value {
+        Value::Null => "null".into(),
+        Value::Bool(b) => b.to_string(),
+        Value::Number(n) => n.to_string(),
+        Value::String(s) if s.len() <= 40 => format!("\"{s}\""),
+        Value::String(_) => "a long string".into(),
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "an object".into(),
+    }
+}
+
+/// Edits between two short names.
+fn distance(a: &str, b: &str) -> usize {
+    if a.len().max(b.len()) > 64 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        if let Some(first) = row.first_mut() {
+            *first = left;
+        }
+        for (j, y) in b.bytes().enumerate() {
+            let Some(cell) = row.get_mut(j + 1) else { break };
+            let next = (*cell + 1).min(left + 1).min(diagonal + usize::from(x != y));
+            (diagonal, left, *cell) = (*cell, next, next);
+        }
+    }
+    row.last().copied().unwrap_or(usize::MAX)
+}
+
+impl Fields<'_> {
+    /// A part that another module reads by serde. The error names the field at fault: each field of the object
+    /// is tried alone, so every type read here has a default for each field.
+    pub fn part<T: DeserializeOwned + Default>(&mut self, name: &'static str) -> Result<T, ConfigError> {
+        let path = self.at(name);
+        let Some(value) = self.take(name) else { return Ok(T::default()) };
+        let error = match T::deserialize(value) {
+            Ok(part) => return Ok(part),
+            Err(error) => error,
+        };
+        let Value::Object(map) = value else {
+            return Err(ConfigError::new(&path, format!("must be an object, not {}", kind(value))));
+        };
+        for (key, field) in map {
+            let alone = Value::Object(Map::from_iter([(key.clone(), field.clone())]));
+            if let Err(error) = T::deserialize(&alone) {
+                return Err(ConfigError::new(&format!("{path}.{key}"), error.to_string()));
+            }
+        }
+        Err(ConfigError::new(&path, error.to_string()))
+    }
+}

@@ -1,0 +1,290 @@
+//! A real Envoy as a child process.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Bootstrap, http};
+
+/// How long Envoy may take to start; it compiles the wasm first.
+const START_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// The Envoy to run: `ENVOY_BIN`, else `envoy` of the PATH, else `.kvroute/envoy`.
+pub fn envoy_binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("ENVOY_BIN") {
+        return Ok(path.into());
+    }
+    let on_path = std::env::var_os("PATH").unwrap_or_default();
+    let candidates = std::env::split_paths(&on_path).map(|dir| dir.join("envoy"));
+    let local = Path::new(env!("CARGO_MANIFEST_DIR")).join(".kvroute/envoy");
+    candidates
+        .chain([PathBuf::from(".kvroute/envoy"), local])
+        .find(|path| path.is_file())
+        .context("no Envoy found: set ENVOY_BIN, put envoy on the PATH, or run scripts/setup")
+}
+
+/// A running Envoy. Dropping it kills the process and removes its directory.
+#[derive(Debug)]
+pub struct Envoy {
+    child: Child,
+    dir: PathBuf,
+    bootstrap: Bootstrap,
+    version: u64,
+    admin: SocketAddr,
+    public: Vec<SocketAddr>,
+    ingest: Option<SocketAddr>,
+}
+
+impl Envoy {
+    /// Starts Envoy with this many workers and waits until it is live.
+    pub fn start(bootstrap: Bootstrap, concurrency: u32) -> Result<Envoy> {
+        let dir = fresh_dir()?;
+        let wasm = fs::canonicalize(&bootstrap.wasm);
+        if bootstrap.balancing == super::Balancing::Kvroute && wasm.is_err() {
+            bail!("{} is not there: build it, or set KVROUTE_WASM", bootstrap.wasm.display());
+        }
+        let mut envoy = Envoy {
+            child: spawn(&bootstrap, &dir, concurrency)?,
+            dir,
+            version: 1,
+            admin: bootstrap.admin,
+            public: Vec::new(),
+            ingest: None,
+            bootstrap,
+        };
+        envoy.await_live()?;
+        Ok(envoy)
+    }
+
+    /// Where clients connect.
+    pub fn public(&self) -> SocketAddr {
+        self.public_at(0)
+    }
+
+    /// Where clients of the n-th public listener connect.
+    pub fn public_at(&self, n: usize) -> SocketAddr {
+        self.public[n]
+    }
+
+    /// Where the bridge posts and `state` and `explain` answer.
+    ///
+    /// # Panics
+    /// When Envoy was started with a baseline policy, which has no such listener.
+    pub fn ingest(&self) -> SocketAddr {
+        self.ingest.expect("a baseline policy has no ingest listener")
+    }
+
+    /// Envoy's admin interface.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it was started with.
+    pub fn bootstrap(&self) -> &Bootstrap {
+        &self.bootstrap
+    }
+
+    /// A page of the admin interface.
+    pub fn admin_get(&self, path: &str) -> Result<String> {
+        http::request("GET", self.admin, path)
+    }
+
+    /// A counter or gauge by its full name; 0 where Envoy does not have it yet.
+    pub fn stat(&self, name: &str) -> Result<u64> {
+        Ok(self.stats(name)?.into_iter().find(|(n, _)| n == name).map_or(0, |(_, v)| v))
+    }
+
+    /// Counters and gauges whose name contains `part`.
+    pub fn stats(&self, part: &str) -> Result<Vec<(String, u64)>> {
+        let page = self.admin_get("/stats")?;
+        let lines = page.lines().filter_map(|line| line.split_once(": "));
+        Ok(lines.filter(|(n, _)| n.contains(part)).filter_map(|(n, v)| Some((n.into(), v.parse().ok()?))).collect())
+    }
+
+    /// What Envoy has logged so far.
+    pub fn log(&self) -> String {
+        fs::read(self.dir.join("envoy.log")).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
+    }
+
+    /// Whether the process still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Changes the bootstrap of a `dynamic` Envoy and writes its listeners (LDS) and the router's configuration
+    /// (ECDS) anew. Returns once Envoy has taken or refused both; the error of a refusal names the reason.
+    pub fn update(&mut self, change: impl FnOnce(&mut Bootstrap)) -> Result<()> {
+        if !self.bootstrap.dynamic {
+            bail!("only a dynamic bootstrap can be updated");
+        }
+        let before = self.discovery_counts()?;
+        change(&mut self.bootstrap);
+        self.version += 1;
+        // The listeners keep the ports that they were given at the start.
+        for (at, known) in self.bootstrap.public.iter_mut().zip(&self.public) {
+            *at = *known;
+        }
+        if let Some(ingest) = self.ingest {
+            self.bootstrap.ingest = ingest;
+        }
+        let files = self.bootstrap.dynamic_files(&self.dir, self.version);
+        let mut expected = Vec::new();
+        for (name, content) in files {
+            let (path, next) = (self.dir.join(name), self.dir.join(format!("{name}.next")));
+            let text = content.to_string();
+            // Only the resources count: Envoy does not apply what did not change.
+            let same = |old: &str| {
+                let resources = |t: &str| serde_json::from_str::<serde_json::Value>(t).map(|v| v["resources"].clone());
+                matches!((resources(old), resources(&text)), (Ok(a), Ok(b)) if a == b)
+            };
+            if fs::read_to_string(&path).is_ok_and(|old| same(&old)) {
+                continue;
+            }
+            fs::write(&next, text)?;
+            fs::rename(&next, &path)?;
+            expected.push(name);
+        }
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            let now = self.discovery_counts()?;
+            let settled = |name: &str| {
+                let i = usize::from(name == "lds.json");
+                now[i].0 > before[i].0 || now[i].1 > before[i].1
+            };
+            if expected.iter().all(|name| settled(name)) {
+                if now[0].1 > before[0].1 || now[1].1 > before[1].1 {
+                    bail!("Envoy refused the update:\n{}", tail(&self.log()));
+                }
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("Envoy did not take the update:\n{}", tail(&self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// (taken, refused) of ECDS and LDS.
+    fn discovery_counts(&self) -> Result<[(u64, u64); 2]> {
+        let stats = self.stats("")?;
+        let sum = |part: &str, ends: &[&str]| {
+            let of = stats.iter().filter(|(n, _)| n.contains(part) && ends.iter().any(|e| n.ends_with(e)));
+            of.map(|(_, v)| v).sum::<u64>()
+        };
+        Ok([
+            (
+                sum("extension_config_discovery.", &["config_reload"]),
+                sum("extension_config_discovery.", &["config_fail", "update_rejected"]),
+            ),
+            (
+                sum("listener_manager.lds.", &["update_success"]),
+                sum("listener_manager.lds.", &["update_rejected", "update_failure"]),
+            ),
+        ])
+    }
+
+    fn await_live(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("Envoy ended at its start ({status}):\n{}", tail(&self.log()));
+            }
+            if self.addresses().is_ok() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("Envoy was not live in time:\n{}", tail(&self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Reads the addresses that Envoy chose; an error while it is not live.
+    fn addresses(&mut self) -> Result<()> {
+        self.admin = fs::read_to_string(self.dir.join("admin.address"))?.trim().parse()?;
+        if !http::request("GET", self.admin, "/ready")?.contains("LIVE") {
+            bail!("not live");
+        }
+        let page: serde_json::Value = serde_json::from_str(&self.admin_get("/listeners?format=json")?)?;
+        let at = |name: &str| -> Result<SocketAddr> {
+            let all = page["listener_statuses"].as_array().context("no listeners")?;
+            let one = all.iter().find(|l| l["name"] == name).context("listener not there")?;
+            let socket = &one["local_address"]["socket_address"];
+            let ip = socket["address"].as_str().context("no address")?;
+            let port = socket["port_value"].as_u64().context("no port")?;
+            Ok(SocketAddr::new(ip.parse()?, u16::try_from(port)?))
+        };
+        self.public = (0..self.bootstrap.public.len())
+            .map(|i| if i == 0 { at("public") } else { at(&format!("public_{i}")) })
+            .collect::<Result<_>>()?;
+        if self.bootstrap.balancing == super::Balancing::Kvroute {
+            self.ingest = Some(at("kvroute_ingest")?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Envoy {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the end of Envoy's log:\n{}", tail(&self.log()));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn spawn(bootstrap: &Bootstrap, dir: &Path, concurrency: u32) -> Result<Child> {
+    if bootstrap.dynamic {
+        for (name, content) in bootstrap.dynamic_files(dir, 1) {
+            fs::write(dir.join(name), content.to_string())?;
+        }
+    }
+    let config = dir.join("bootstrap.json");
+    fs::write(&config, serde_json::to_string_pretty(&bootstrap.to_json(dir))?)?;
+    let log = File::create(dir.join("envoy.log"))?;
+    let level = std::env::var("KVROUTE_ENVOY_LOG").unwrap_or_else(|_| "warn,wasm:info".into());
+    let (level, components) = level.split_once(',').unwrap_or((&level, "wasm:info"));
+    let binary = envoy_binary()?;
+    Command::new(&binary)
+        .arg("--config-path")
+        .arg(&config)
+        .arg("--admin-address-path")
+        .arg(dir.join("admin.address"))
+        .args(["--use-dynamic-base-id", "--concurrency", &concurrency.to_string()])
+        .args(["--log-level", level, "--component-log-level", components])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("starting {}", binary.display()))
+}
+
+/// A new directory of this process's own.
+fn fresh_dir() -> Result<PathBuf> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("kvroute-envoy-{}-{count}", std::process::id()));
+    if dir.exists() {
+        fs::remove_dir_all(&dir)?; // left behind by an earlier process of the same id
+    }
+    fs::create_dir_all(&dir)?;
+    Ok(dir)
+}
+
+/// The last lines of a log.
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}

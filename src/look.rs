@@ -1,0 +1,172 @@
+//! A look inside a running gateway: what the admin instance answers, as JSON.
+//!
+//! | request on the loopback listener | answer |
+//! |---|---|
+//! | `GET /kvroute/v1/state` | [`WorkerState`] |
+//! | `POST /kvroute/v1/explain?path=/v1/chat/completions`, the body as a client would send it | [`Choice`] |
+//!
+//! Both stand behind the secret, header `x-kvroute-secret`, as the feed does. Each answer is that of the worker that accepted
+//! the connection and names its slot; `live_slots` tells how many others there are to ask. The filter writes these
+//! types, `kvroute state` and `kvroute explain` read them; a field that one side lacks keeps its default.
+
+use serde::{Deserialize, Serialize};
+
+use crate::explain::{Explanation, Reason};
+
+/// The header with the secret.
+pub const SECRET_HEADER: &str = "x-kvroute-secret";
+/// Path of the state.
+pub const STATE_PATH: &str = "/kvroute/v1/state";
+/// Path of explain.
+pub const EXPLAIN_PATH: &str = "/kvroute/v1/explain";
+
+/// What one worker believes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerState {
+    /// The slot that this worker's VM holds; null before its first request.
+    pub slot: Option<u32>,
+    /// How many VMs had this slot so far.
+    pub generation: u64,
+    /// Slots of this Envoy with a fresh heartbeat.
+    pub live_slots: Vec<u32>,
+    /// Version of the filter.
+    pub version: String,
+    /// Where the feed stands.
+    pub feed: FeedState,
+    /// The replicas that it knows.
+    pub replicas: Vec<ReplicaState>,
+    /// The index.
+    pub index: IndexState,
+    /// Memory of the VM by owner, in bytes.
+    pub memory: Vec<MemoryUse>,
+    /// Requests under way.
+    pub jobs: u64,
+}
+
+/// Where the feed stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FeedState {
+    /// `none`, `syncing` or `synced`.
+    pub sync: String,
+    /// Share of the snapshot that has come, from 0 to 1.
+    pub progress: f64,
+    /// Term of the bridge that leads.
+    pub term: u64,
+    /// Its process, in hex.
+    pub epoch: String,
+    /// The last batch that was applied.
+    pub applied_seq: u64,
+    /// The last batch that is known of, applied or not.
+    pub known_seq: u64,
+    /// Batches that wait in the queue.
+    pub backlog: u64,
+    /// Since the last batch or heartbeat; null when there was none.
+    pub age_ms: Option<u64>,
+}
+
+/// One replica (one data-parallel rank of one engine).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReplicaState {
+    /// `ip:port`
+    pub address: String,
+    /// Data-parallel rank.
+    pub rank: u32,
+    /// The model that it serves.
+    pub model: String,
+    /// `exact`, `catching_up`, `stale` or `no_events`.
+    pub trust: String,
+    /// Blocks that it is believed to hold.
+    pub blocks: u64,
+    /// Of them, those from before an unfilled gap.
+    pub unconfirmed_blocks: u64,
+    /// Blocks that it is expected to hold soon.
+    pub predicted_blocks: u64,
+    /// Blocks that its cache can hold; 0 when unknown.
+    pub capacity_blocks: u64,
+    /// Its load.
+    pub load: Load,
+}
+
+/// What a replica is busy with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Load {
+    /// Requests that the gateway sent there and that are not finished.
+    pub booked_requests: u64,
+    /// Their tokens that still have to be computed before the first answer token.
+    pub booked_prefill_tokens: u64,
+    /// Tokens in their contexts.
+    pub booked_context_tokens: u64,
+    /// Requests in the engine's batch, by its own report; null without one.
+    pub running: Option<u32>,
+    /// Requests that wait there.
+    pub waiting: Option<u32>,
+    /// Share of its KV cache in use, from 0 to 1.
+    pub kv_usage: Option<f64>,
+    /// Age of the report.
+    pub age_ms: Option<u64>,
+}
+
+/// The index of one worker.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct IndexState {
+    /// Block hashes in it.
+    pub blocks: u64,
+    /// Its memory.
+    pub bytes: u64,
+    /// The bound of its memory.
+    pub max_bytes: u64,
+}
+
+/// Memory of one owner.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MemoryUse {
+    /// `index`, `jobs`, `vm`, …
+    pub owner: String,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What one worker would do with a request now. Nothing is booked.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Choice {
+    /// The worker's slot.
+    pub slot: Option<u32>,
+    /// Slots of this Envoy with a fresh heartbeat.
+    pub live_slots: Vec<u32>,
+    /// What the request comes to.
+    #[serde(flatten)]
+    pub explanation: Explanation,
+    /// The replicas of the model, best first.
+    pub candidates: Vec<Candidate>,
+    /// `ip:port` of the best; null where plain load balancing decides.
+    pub pick: Option<String>,
+    /// Why it decides, where the request has a key.
+    pub no_pick: Option<Reason>,
+}
+
+/// One replica as a target of one request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Candidate {
+    /// `ip:port`
+    pub address: String,
+    /// Data-parallel rank.
+    pub rank: u32,
+    /// See [`ReplicaState::trust`].
+    pub trust: String,
+    /// Blocks of the prompt, from its start, that it holds.
+    pub matched_blocks: u64,
+    /// Tokens of the prompt that it would have to compute.
+    pub uncached_tokens: u64,
+    /// Its load.
+    pub load: Load,
+    /// What the request would cost there; the least wins.
+    pub cost: f64,
+}

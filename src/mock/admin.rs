@@ -1,0 +1,195 @@
+//! Everything beside the APIs: health, metrics, discovery, and the switches for tests under `/mock`.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::engine::Speed;
+use super::http::{Shared, api, not_found, refused};
+use crate::request::Api;
+
+type App = State<Arc<Shared>>;
+
+/// All routes of a replica.
+pub fn routes(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/ping", get(health))
+        .route("/version", get(async || Json(json!({"version": "0.32.0"}))))
+        .route("/v1/models", get(models))
+        .route("/metrics", get(metrics))
+        .route("/load", get(load))
+        .route("/kv_event_sources", get(kv_event_sources))
+        .route("/tokenize", post(tokenize))
+        .route("/reset_prefix_cache", post(reset))
+        .route("/mock/reset", post(reset))
+        .route("/mock/restart", post(restart))
+        .route("/mock/fail", post(fail))
+        .route("/mock/hang", post(hang))
+        .route("/mock/release", post(release))
+        .route("/mock/drop-events", post(drop_events))
+        .route("/mock/health", post(set_health))
+        .route("/mock/speed", post(set_speed))
+        .route("/mock/forget", post(forget))
+        .route("/mock/stats", get(stats))
+        .route("/mock/requests", get(requests))
+        .route("/{*path}", post(api))
+        .fallback(not_found)
+        .layer(DefaultBodyLimit::disable())
+        .with_state(shared)
+}
+
+async fn health(State(shared): App) -> StatusCode {
+    StatusCode::from_u16(shared.faults.health()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
+}
+
+async fn models(State(shared): App) -> Json<Value> {
+    let config = &shared.config;
+    let model = |name: &String| {
+        let parent = (*name != config.model).then_some(&config.model);
+        json!({
+            "id": name, "object": "model", "created": 0, "owned_by": "kvroute",
+            "root": name, "parent": parent, "max_model_len": config.max_model_len,
+        })
+    };
+    let names = std::iter::once(&config.model).chain(&config.aliases).chain(&config.adapters);
+    Json(json!({"object": "list", "data": names.map(model).collect::<Vec<_>>()}))
+}
+
+async fn load(State(shared): App) -> Json<Value> {
+    let gauges = shared.engine.gauges();
+    Json(json!({"server_load": gauges.running + gauges.waiting}))
+}
+
+async fn kv_event_sources(State(shared): App) -> Json<Value> {
+    Json(json!([{
+        "data_parallel_rank": 0,
+        "endpoint": shared.endpoints.events,
+        "replay_endpoint": shared.endpoints.replay,
+        "topic": shared.config.topic,
+        "buffer_steps": shared.config.replay_batches,
+        "hwm": 100_000,
+    }]))
+}
+
+async fn tokenize(State(shared): App, body: Bytes) -> Response {
+    match shared.tokenize(body).await {
+        Ok(tokens) => Json(tokens).into_response(),
+        Err(refusal) => refused(Api::ChatCompletions, &refusal),
+    }
+}
+
+async fn reset(State(shared): App) -> Json<Value> {
+    Json(json!({"success": shared.engine.reset_cache().await}))
+}
+
+async fn restart(State(shared): App) -> StatusCode {
+    shared.engine.restart();
+    StatusCode::OK
+}
+
+/// Query of the switches; each uses what concerns it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Switch {
+    requests: Option<u64>,
+    batches: Option<u64>,
+    status: Option<u16>,
+    from_replay: bool,
+    prefill_us_per_token: Option<f64>,
+    decode_ms_per_token: Option<f64>,
+}
+
+async fn fail(State(shared): App, Query(switch): Query<Switch>) -> StatusCode {
+    shared.faults.fail(switch.requests.unwrap_or(1), switch.status.unwrap_or(503));
+    StatusCode::OK
+}
+
+async fn hang(State(shared): App, Query(switch): Query<Switch>) -> StatusCode {
+    shared.faults.hang(switch.requests.unwrap_or(1));
+    StatusCode::OK
+}
+
+async fn release(State(shared): App) -> StatusCode {
+    shared.faults.release();
+    StatusCode::OK
+}
+
+async fn drop_events(State(shared): App, Query(switch): Query<Switch>) -> StatusCode {
+    shared.engine.drop_events(switch.batches.unwrap_or(1), switch.from_replay);
+    StatusCode::OK
+}
+
+async fn set_health(State(shared): App, Query(switch): Query<Switch>) -> StatusCode {
+    shared.faults.set_health(switch.status.unwrap_or(200));
+    StatusCode::OK
+}
+
+async fn set_speed(State(shared): App, Query(switch): Query<Switch>) -> StatusCode {
+    let config = &shared.config;
+    let prefill = switch.prefill_us_per_token.unwrap_or(config.prefill_us_per_token);
+    let decode = switch.decode_ms_per_token.unwrap_or(config.decode_ms_per_token);
+    let (Ok(prefill), Ok(decode)) =
+        (Duration::try_from_secs_f64(prefill / 1e6), Duration::try_from_secs_f64(decode / 1e3))
+    else {
+        return StatusCode::BAD_REQUEST;
+    };
+    shared.engine.set_speed(Speed { prefill, decode });
+    StatusCode::OK
+}
+
+async fn forget(State(shared): App) -> StatusCode {
+    shared.faults.forget();
+    StatusCode::OK
+}
+
+async fn stats(State(shared): App) -> Json<Value> {
+    Json(json!({"requests": shared.faults.sums(), "engine": shared.engine.gauges()}))
+}
+
+async fn requests(State(shared): App) -> Response {
+    Json(shared.faults.requests()).into_response()
+}
+
+/// The metrics of vLLM that routers read, by its names.
+async fn metrics(State(shared): App) -> Response {
+    let (config, gauges) = (&shared.config, shared.engine.gauges());
+    let labels = format!("engine=\"0\",model_name=\"{}\"", config.model);
+    let mut out = String::new();
+    let mut put = |kind: &str, name: &str, more: &str, value: f64| {
+        // A counter's type line has its name without the suffix of the sample, as Python's client writes it.
+        if !more.contains("source=\"local_cache_hit\"") {
+            let _ = writeln!(out, "# TYPE vllm:{} {kind}", name.trim_end_matches("_total"));
+        }
+        let _ = writeln!(out, "vllm:{name}{{{labels}{more}}} {value:?}");
+    };
+    let sums = shared.faults.sums();
+    put("gauge", "num_requests_running", "", gauges.running as f64);
+    put("gauge", "num_requests_waiting", "", gauges.waiting as f64);
+    put("gauge", "kv_cache_usage_perc", "", gauges.usage);
+    put("counter", "prefix_cache_queries_total", "", gauges.queried_tokens as f64);
+    put("counter", "prefix_cache_hits_total", "", gauges.hit_tokens as f64);
+    put("counter", "prompt_tokens_total", "", gauges.prompt_tokens as f64);
+    put("counter", "prompt_tokens_cached_total", "", gauges.hit_tokens as f64);
+    let computed = (gauges.prompt_tokens - gauges.hit_tokens.min(gauges.prompt_tokens)) as f64;
+    put("counter", "prompt_tokens_by_source_total", ",source=\"local_compute\"", computed);
+    put("counter", "prompt_tokens_by_source_total", ",source=\"local_cache_hit\"", gauges.hit_tokens as f64);
+    put("counter", "generation_tokens_total", "", gauges.output_tokens as f64);
+    put("counter", "num_preemptions_total", "", gauges.preemptions as f64);
+    put("counter", "request_success_total", ",finished_reason=\"length\"", sums.completed as f64);
+    let cache = format!(
+        ",block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"True\",prefix_caching_hash_algo=\"sha256\"",
+        config.block_size, config.blocks
+    );
+    put("gauge", "cache_config_info", &cache, 1.0);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], out).into_response()
+}

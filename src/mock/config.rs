@@ -1,0 +1,140 @@
+//! What a mock replica can be told.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use super::FreeOrder;
+use super::engine::Speed;
+use super::events::{HashForm, Wire};
+use super::prompt::{ByteTokenizer, TokenizerFactory};
+use super::scheduler::Limits;
+
+/// See the fields. The default is a byte-tokenizing replica on free ports that answers at once.
+#[derive(Clone)]
+pub struct Config {
+    /// For `x-mock-replica`; else the HTTP address.
+    pub name: Option<String>,
+    /// All sockets are bound here.
+    pub host: IpAddr,
+    /// HTTP; 0 takes a free one, as with the other ports.
+    pub port: u16,
+    /// KV events (PUB).
+    pub kv_port: u16,
+    /// Replay of KV events (ROUTER).
+    pub replay_port: u16,
+    /// Served model.
+    pub model: String,
+    /// Other names of it.
+    pub aliases: Vec<String>,
+    /// LoRA adapters: further model names with caches of their own.
+    pub adapters: Vec<String>,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// Blocks of the cache, one of which the engine keeps for itself.
+    pub blocks: u32,
+    /// Requests that run at once; the rest waits.
+    pub max_batch: usize,
+    /// Tokens of one step of the engine.
+    pub step_tokens: usize,
+    /// Prompt and answer together.
+    pub max_model_len: usize,
+    /// Time for each prompt token that is not cached.
+    pub prefill_us_per_token: f64,
+    /// Time for each output token; all requests of the batch get theirs in it.
+    pub decode_ms_per_token: f64,
+    /// Length of an answer unless the client allows less.
+    pub output_tokens: u64,
+    /// Silence after which a stream gets a comment.
+    pub keep_alive: Duration,
+    /// How events are written.
+    pub wire: Wire,
+    /// How hashes are written in them.
+    pub hashes: HashForm,
+    /// First frame of events.
+    pub topic: String,
+    /// Batches that can be replayed.
+    pub replay_batches: usize,
+    /// Bodies longer than this are answered without a look at their content.
+    pub answer_blindly_over: Option<usize>,
+    /// Makes the tokenizer.
+    pub tokenizer: TokenizerFactory,
+    /// Threads that tokenize.
+    pub tokenizer_threads: usize,
+    /// Threads for the rest.
+    pub threads: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            name: None,
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 0,
+            kv_port: 0,
+            replay_port: 0,
+            model: "mock".to_owned(),
+            aliases: Vec::new(),
+            adapters: Vec::new(),
+            block_size: 16,
+            blocks: 4096,
+            max_batch: 64,
+            step_tokens: 8192,
+            max_model_len: 40_960,
+            prefill_us_per_token: 0.0,
+            decode_ms_per_token: 0.0,
+            output_tokens: 64,
+            keep_alive: Duration::from_secs(10),
+            wire: Wire::Map,
+            hashes: HashForm::Int,
+            topic: String::new(),
+            replay_batches: 10_000,
+            answer_blindly_over: None,
+            tokenizer: Arc::new(|| Ok(Box::new(ByteTokenizer))),
+            tokenizer_threads: 1,
+            threads: 1,
+        }
+    }
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config").field("name", &self.name).field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        if self.block_size == 0 {
+            bail!("the block size must be at least 1");
+        }
+        if self.blocks < 2 {
+            bail!("the cache needs at least 2 blocks, since the engine keeps one for itself");
+        }
+        if self.max_batch == 0 || self.step_tokens == 0 {
+            bail!("the batch and the tokens of a step must be at least 1");
+        }
+        if self.keep_alive.is_zero() {
+            bail!("the time between keep-alive comments must not be 0");
+        }
+        Ok(())
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            block_size: self.block_size,
+            blocks: self.blocks,
+            max_batch: self.max_batch,
+            step_tokens: self.step_tokens,
+            // The order changed between the engines that write arrays and those that write maps.
+            free_order: if self.wire == Wire::Array { FreeOrder::Append } else { FreeOrder::EmptyFirst },
+        }
+    }
+
+    pub(super) fn speed(&self) -> anyhow::Result<Speed> {
+        let time = |seconds: f64| Duration::try_from_secs_f64(seconds).context("times must not be negative");
+        Ok(Speed { prefill: time(self.prefill_us_per_token / 1e6)?, decode: time(self.decode_ms_per_token / 1e3)? })
+    }
+}

@@ -1,0 +1,312 @@
+//! The HTTP side: the APIs that carry prompts.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::answer::{Call, KEEP_ALIVE, Output};
+use super::engine::{Engine, Progress, Submission};
+use super::events::ExtraKeys;
+use super::faults::{Faults, SeenRequest};
+use super::prompt::{Refusal, Tokenizers};
+use super::request::Params;
+use super::scheduler::NewRequest;
+use super::{Config, Endpoints};
+use crate::blocks::TokenId;
+use crate::request::{Api, ApiPaths};
+
+/// Headers by which a router steers, by the beginnings of their names.
+const ROUTING_HEADERS: [&str; 4] = ["x-kvroute-", "x-gateway-", "x-data-parallel-rank", "x-request-id"];
+
+/// What all handlers share.
+pub struct Shared {
+    pub(super) config: Config,
+    pub(super) name: HeaderValue,
+    pub(super) endpoints: Endpoints,
+    pub(super) engine: Engine,
+    pub(super) tokenizers: Tokenizers,
+    pub(super) faults: Faults,
+    pub(super) calls: AtomicU64,
+}
+
+/// Chat completions, completions, messages and responses; and `…/render`, which only tokenizes.
+pub async fn api(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let Ok(body) = to_bytes(body, usize::MAX).await else {
+        // The client broke off.
+        return StatusCode::BAD_REQUEST.into_response();
+    };
+    let path = parts.uri.path();
+    let Some(api) = Api::from_path(path.strip_suffix("/render").unwrap_or(path), &ApiPaths::default()) else {
+        return (StatusCode::NOT_FOUND, Json(json!({"detail": "Not Found"}))).into_response();
+    };
+    if path.ends_with("/render") {
+        return shared.render(api, body).await.unwrap_or_else(|refusal| refused(api, &refusal));
+    }
+
+    let sha256 = hex(digest(&SHA256, &body).as_ref());
+    let number = shared.faults.note(seen(&parts, &body, &sha256));
+    shared.faults.maybe_hang().await;
+    let mut response = match shared.faults.take_failure() {
+        Some(status) => refused(api, &Refusal { status, message: "told to fail".into() }),
+        None => shared.answer(api, body.clone(), number).await.unwrap_or_else(|refusal| refused(api, &refusal)),
+    };
+    shared.faults.update(number, |request| request.status = response.status().as_u16());
+
+    let headers = response.headers_mut();
+    headers.insert("x-mock-replica", shared.name.clone());
+    headers.insert("x-mock-body-bytes", body.len().into());
+    if let Ok(value) = HeaderValue::from_str(&sha256) {
+        headers.insert("x-mock-body-sha256", value);
+    }
+    for (name, value) in parts.headers.iter().filter(|(name, _)| steers(name)) {
+        if let Ok(name) = HeaderName::try_from(format!("x-mock-got-{name}")) {
+            headers.append(name, value.clone());
+        }
+    }
+    response
+}
+
+impl Shared {
+    async fn answer(self: &Arc<Self>, api: Api, body: Bytes, number: u64) -> Result<Response, Refusal> {
+        if self.config.answer_blindly_over.is_some_and(|limit| body.len() > limit) {
+            return Ok(Json(json!({"object": "mock.not_tokenized"})).into_response());
+        }
+        let params = Params::parse(&body)?;
+        let extra = ExtraKeys { lora: self.adapter(params.model.as_deref())?, cache_salt: params.cache_salt.clone() };
+        let mut prompts = Vec::new();
+        for single in params.single_prompts(api, &body) {
+            prompts.push(self.tokenizers.tokens(api, single).await?);
+        }
+        let (output_tokens, hit_limit) = params.output_tokens(self.config.output_tokens);
+        for prompt in &prompts {
+            self.check_length(prompt.len(), output_tokens)?;
+        }
+        let prompt_tokens = prompts.iter().map(Vec::len).sum();
+        self.faults.update(number, |request| request.prompt_tokens = prompt_tokens);
+
+        let streams = params.stream == Some(true);
+        let prompt_ids = (params.return_token_ids == Some(true)).then(|| prompts.last().cloned().unwrap_or_default());
+        let mut outputs = Vec::new();
+        let mut submissions = Vec::new();
+        let (sender, progress) = tokio::sync::mpsc::unbounded_channel();
+        let choices = params.n.unwrap_or(1).max(1);
+        for prompt in prompts {
+            for sibling in 0..choices {
+                let output = self.output(&prompt, &extra, sibling, output_tokens);
+                submissions.push(Submission {
+                    request: NewRequest {
+                        prompt: prompt.clone(),
+                        output: output.ids.clone(),
+                        extra: extra.clone(),
+                        session_id: params.session_id.clone(),
+                        report_reused: params.report_reused(),
+                    },
+                    choice: outputs.len(),
+                    every_token: streams,
+                    progress: sender.clone(),
+                });
+                outputs.push(output);
+            }
+        }
+        drop(sender);
+        let call = Call {
+            api,
+            id: self.call_id(api),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+            model: params.model.unwrap_or_else(|| self.config.model.clone()),
+            prompt_tokens,
+            prompt_ids,
+            outputs,
+            hit_limit,
+            include_usage: params.stream_options.and_then(|options| options.include_usage) == Some(true),
+            wire: self.config.wire,
+            block_size: self.config.block_size as usize,
+        };
+        self.engine.submit(submissions);
+        if streams {
+            // The headers go out now, long before the first token.
+            return Ok(self.clone().stream(call, progress, number));
+        }
+        self.whole(call, progress, number).await
+    }
+
+    async fn whole(
+        &self,
+        call: Call,
+        mut progress: UnboundedReceiver<Progress>,
+        number: u64,
+    ) -> Result<Response, Refusal> {
+        let (mut open, mut cached) = (call.outputs.len(), 0);
+        while open > 0 {
+            let Some(token) = progress.recv().await else {
+                return Err(Refusal { status: 500, message: "the engine died".into() });
+            };
+            open -= usize::from(token.last);
+            if token.choice + 1 == call.outputs.len() {
+                cached = token.cached_tokens;
+            }
+        }
+        self.faults.complete(number, call.prompt_tokens, cached);
+        Ok(Json(call.whole(cached)).into_response())
+    }
+
+    fn stream(self: Arc<Self>, call: Call, progress: UnboundedReceiver<Progress>, number: u64) -> Response {
+        struct Stream {
+            shared: Arc<Shared>,
+            call: Call,
+            progress: UnboundedReceiver<Progress>,
+            open: usize,
+            cached: usize,
+            number: u64,
+        }
+        let open = call.outputs.len();
+        let state = Stream { shared: self, call, progress, open, cached: 0, number };
+        let chunks = futures::stream::unfold(state, |mut state| async move {
+            if state.open == 0 {
+                return None;
+            }
+            let wait = tokio::time::timeout(state.shared.config.keep_alive, state.progress.recv());
+            let token = match wait.await {
+                Err(_) => return Some((Ok(KEEP_ALIVE), state)),
+                Ok(None) => {
+                    state.open = 0;
+                    return Some((Err(std::io::Error::other("the engine died")), state));
+                }
+                Ok(Some(token)) => token,
+            };
+            let mut chunk = Vec::new();
+            let mut next = Some(token);
+            // What has come meanwhile goes out with it.
+            while let Some(token) = next {
+                state.open -= usize::from(token.last);
+                if token.choice + 1 == state.call.outputs.len() {
+                    state.cached = token.cached_tokens;
+                }
+                state.call.events(token.choice, token.index, token.cached_tokens, &mut chunk);
+                next = state.progress.try_recv().ok();
+            }
+            if state.open == 0 {
+                state.call.end(state.cached, &mut chunk);
+                state.shared.faults.complete(state.number, state.call.prompt_tokens, state.cached);
+            }
+            Some((Ok(Bytes::from(chunk)), state))
+        });
+        let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")];
+        (headers, Body::from_stream(chunks)).into_response()
+    }
+
+    async fn render(&self, api: Api, body: Bytes) -> Result<Response, Refusal> {
+        let params = Params::parse(&body)?;
+        let mut rendered = Vec::new();
+        for single in params.single_prompts(api, &body) {
+            rendered.push(json!({"token_ids": self.tokenizers.tokens(api, single).await?}));
+        }
+        let one = api != Api::Completions;
+        Ok(Json(if one { rendered.remove(0) } else { rendered.into() }).into_response())
+    }
+
+    /// Tokens of a chat or of a text, as the engine's `/tokenize` gives them.
+    pub(super) async fn tokenize(&self, body: Bytes) -> Result<Value, Refusal> {
+        let fields: Value = serde_json::from_slice(&body).map_err(|error| Refusal::bad_request(error.to_string()))?;
+        let api = if fields["messages"].is_array() { Api::ChatCompletions } else { Api::Completions };
+        let tokens = self.tokenizers.tokens(api, body).await?;
+        Ok(json!({
+            "count": tokens.len(), "max_model_len": self.config.max_model_len, "tokens": tokens, "token_strs": null,
+        }))
+    }
+
+    /// The LoRA adapter that a model name stands for.
+    fn adapter(&self, model: Option<&str>) -> Result<Option<(u64, String)>, Refusal> {
+        let Some(model) = model else { return Ok(None) };
+        if model == self.config.model || self.config.aliases.iter().any(|alias| alias == model) {
+            return Ok(None);
+        }
+        match self.config.adapters.iter().position(|adapter| adapter == model) {
+            Some(index) => Ok(Some((index as u64 + 1, model.to_owned()))),
+            None => Err(Refusal { status: 404, message: format!("The model `{model}` does not exist.") }),
+        }
+    }
+
+    fn check_length(&self, prompt: usize, output: usize) -> Result<(), Refusal> {
+        let cache = (self.config.blocks as usize).saturating_sub(1) * self.config.block_size as usize;
+        let limit = self.config.max_model_len.min(cache);
+        if prompt == 0 {
+            return Err(Refusal::bad_request("The prompt is empty."));
+        }
+        if prompt + output > limit {
+            let message = format!(
+                "This model's maximum context length is {limit} tokens. However, you requested {output} output tokens \
+                 and your prompt contains {prompt} input tokens."
+            );
+            return Err(Refusal::bad_request(message));
+        }
+        Ok(())
+    }
+
+    /// The answer follows from the prompt alone: the same question gets the same answer from every replica.
+    fn output(&self, prompt: &[TokenId], extra: &ExtraKeys, sibling: usize, tokens: usize) -> Output {
+        let vocabulary = self.tokenizers.vocabulary();
+        let seed = extra.block_hash(0, None, prompt).0 ^ sibling as u64;
+        let mut output = Output::default();
+        for piece in vocabulary.answer(seed, tokens) {
+            output.ids.push(piece.id);
+            output.texts.push(piece.text.clone());
+        }
+        output
+    }
+
+    fn call_id(&self, api: Api) -> String {
+        let kind = match api {
+            Api::ChatCompletions => "chatcmpl",
+            Api::Completions => "cmpl",
+            Api::Messages => "msg",
+            Api::Responses => "resp",
+        };
+        format!("{kind}-{:016x}", self.calls.fetch_add(1, Relaxed))
+    }
+}
+
+/// The answer to a request that is refused.
+pub fn refused(api: Api, refusal: &Refusal) -> Response {
+    let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, Json(Call::refusal(api, refusal.status, &refusal.message))).into_response()
+}
+
+/// Paths that nobody serves.
+pub async fn not_found() -> Result<Response, Infallible> {
+    Ok((StatusCode::NOT_FOUND, Json(json!({"detail": "Not Found"}))).into_response())
+}
+
+fn steers(name: &HeaderName) -> bool {
+    ROUTING_HEADERS.iter().any(|start| name.as_str().starts_with(start))
+}
+
+fn seen(parts: &Parts, body: &Bytes, sha256: &str) -> SeenRequest {
+    let header = |(name, value): (&HeaderName, &HeaderValue)| {
+        (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned())
+    };
+    SeenRequest {
+        path: parts.uri.to_string(),
+        body_sha256: sha256.to_owned(),
+        body_bytes: body.len(),
+        routing_headers: parts.headers.iter().filter(|(name, _)| steers(name)).map(header).collect(),
+        ..SeenRequest::default()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

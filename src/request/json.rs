@@ -1,0 +1,16 @@
+//! Request bodies as Python's `json.loads` sees them.
+//!
+//! The parser goes straight to the values that templates read: objects keep the client's order of keys (of a
+//! key that comes twice, the last value at the first place), integers are exact at any size, floats stay floats.
+//! Time and memory are linear in the body. Refused, because no engine could tokenize or parse them: lone
+//! surrogates, `NaN` and `Infinity`, control characters in strings, integers of more than 4,300 digits (Python's
+//! own limit); and nesting beyond [`MAX_DEPTH`], because the values are printed by recursion.
+
+mod parse;
+mod value;
+
+pub use parse::{JsonError, MAX_DEPTH, parse};
+pub use value::{Json, JsonMap, JsonSeq, Text};
+
+#[cfg(test)]
+mod tests;

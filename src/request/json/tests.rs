@@ -1,0 +1,116 @@
+use super::*;
+use crate::template::python::{repr, to_json};
+
+fn shown(body: &str) -> String {
+    match parse(body.as_bytes()) {
+        Ok(value) => repr(&value),
+        Err(error) => format!("error: {error}"),
+    }
+}
+
+#[test]
+fn prints_numbers_as_python_does() {
+    let cases = [
+        ("0", "0"),
+        ("-0", "0"),
+        ("-0.0", "-0.0"),
+        ("1.0", "1.0"),
+        ("1e3", "1000.0"),
+        ("1E-7", "1e-07"),
+        ("1e16", "1e+16"),
+        ("1e15", "1000000000000000.0"),
+        ("0.0001", "0.0001"),
+        ("0.00001", "1e-05"),
+        ("1.5e300", "1.5e+300"),
+        ("1e22", "1e+22"),
+        ("123456789.123", "123456789.123"),
+        ("1e400", "inf"),
+        ("18446744073709551616", "18446744073709551616"),
+        ("-170141183460469231731687303715884105729", "-170141183460469231731687303715884105729"),
+    ];
+    for (json, python) in cases {
+        assert_eq!(shown(json), python, "{json}");
+    }
+}
+
+#[test]
+fn a_key_that_comes_twice_keeps_its_first_place_and_its_last_value() {
+    assert_eq!(shown(r#"{"a":1,"b":2,"a":3}"#), "{'a': 3, 'b': 2}");
+    let many: Vec<String> = (0..100).chain(0..100).map(|i| format!("\"k{i}\":{i}")).collect();
+    let value = parse(format!("{{{}}}", many.join(",")).as_bytes()).unwrap();
+    assert_eq!(value.as_map().unwrap().len(), 100);
+    assert!(matches!(value.as_map().unwrap().get("k99"), Some(Json::Int(99))));
+}
+
+#[test]
+fn refuses_what_python_or_the_tokenizer_refuses() {
+    let bad = [
+        "",
+        "{",
+        "[1,]",
+        "{\"a\":1,}",
+        "01",
+        "-",
+        "1.",
+        "1e",
+        ".5",
+        "+1",
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "nul",
+        "\"a",
+        "\"\n\"",
+        "\"\\x\"",
+        "\"\\u12\"",
+        "\"\\ud800\"",
+        "\"\\ud800\\ud800\"",
+        "\"\\udc00\"",
+        "\"\\u+123\"",
+        "1 2",
+        "{1:2}",
+        "'a'",
+        "\u{feff}\u{feff}1",
+    ];
+    for json in bad {
+        assert!(parse(json.as_bytes()).is_err(), "{json:?}");
+    }
+    assert!(parse(b"\"\xff\"").is_err());
+    assert!(parse(b"\"\xed\xa0\x80\"").is_err());
+    assert!(parse("9".repeat(4301).as_bytes()).is_err());
+    assert!(parse("9".repeat(4300).as_bytes()).is_ok());
+}
+
+#[test]
+fn depth_is_bounded() {
+    let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    assert!(parse(nested(MAX_DEPTH).as_bytes()).is_ok());
+    assert!(parse(nested(MAX_DEPTH + 1).as_bytes()).is_err());
+    assert!(parse("[".repeat(1_000_000).as_bytes()).is_err());
+}
+
+#[test]
+fn a_byte_order_mark_and_escapes_are_read() {
+    assert_eq!(shown("\u{feff} 1 "), "1");
+    let value = parse(br#" "a\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00\u0000z" "#).unwrap();
+    assert_eq!(value.as_str().unwrap(), "a\"\\/\u{8}\u{c}\n\r\t\u{e9}\u{1f600}\0z");
+}
+
+#[test]
+fn every_string_survives_every_alignment() {
+    for length in 0..40 {
+        for special in ["\\n", "\\\"", "\u{e9}", ""] {
+            let body = format!("\"{}{special}{}\"", "x".repeat(length), "y".repeat(40 - length));
+            let value = parse(body.as_bytes()).unwrap();
+            let expected: String = serde_json::from_str(&body).unwrap();
+            assert_eq!(value.as_str().unwrap(), expected);
+        }
+    }
+}
+
+#[test]
+fn dumps_as_python_does() {
+    let body = r#"{"a":[1,2.5,null,true,"é\u007f\u2028<&>'\u0001"],"b":{},"c":[]}"#;
+    let value = parse(body.as_bytes()).unwrap();
+    assert_eq!(to_json(&value), "{\"a\": [1, 2.5, null, true, \"é\u{7f}\u{2028}<&>'\\u0001\"], \"b\": {}, \"c\": []}");
+}

@@ -1,0 +1,69 @@
+//! The tools of a request as the engine hands them to the template.
+
+use super::field::bad;
+use super::json::{Json, JsonMap, Text};
+use super::profile::Profile;
+use crate::nokey::NoKeyReason;
+
+/// vLLM's `tool.model_dump()`: keys in the order of its classes, absent `description` and `parameters` as null,
+/// `strict` and `defer_loading` only when set.
+pub fn dump_tools(tools: &[Json], profile: &Profile) -> Result<Vec<Json>, NoKeyReason> {
+    tools.iter().map(|tool| dump_tool(tool, profile)).collect()
+}
+
+fn dump_tool(tool: &Json, profile: &Profile) -> Result<Json, NoKeyReason> {
+    let tool = tool.as_map().ok_or_else(|| bad("tools: an entry is no object"))?;
+    let function = tool.get("function").and_then(Json::as_map).ok_or_else(|| bad("tools: an entry has no function"))?;
+    if tool.get("type").is_some_and(|kind| kind.as_str() != Some("function")) {
+        return Err(bad("tools: a type other than function"));
+    }
+    let mut out = vec![(Text::from("type"), Json::str("function"))];
+    let outer_defer = tool.get_some("defer_loading");
+    out.push((Text::from("function"), dump_function(function, outer_defer, profile)?));
+    if profile.keeps_tool_extras {
+        extras(tool, &["type", "function"], &mut out);
+    } else if let Some(defer) = outer_defer {
+        out.push((Text::from("defer_loading"), boolean(defer, "defer_loading")?));
+    }
+    Ok(Json::map(out))
+}
+
+fn dump_function(function: &JsonMap, defer: Option<&Json>, profile: &Profile) -> Result<Json, NoKeyReason> {
+    let name = function.get("name").and_then(Json::as_str).ok_or_else(|| bad("tools: a function without a name"))?;
+    let mut out = vec![(Text::from("name"), Json::str(name))];
+    let field = |name: &str| function.get(name).cloned().unwrap_or(Json::Null);
+    let (description, parameters) = (field("description"), field("parameters"));
+    if !matches!(description, Json::Null | Json::Str(_)) {
+        return Err(bad("tools: a description that is no string"));
+    }
+    if !matches!(parameters, Json::Null | Json::Map(_)) {
+        return Err(bad("tools: parameters that are no object"));
+    }
+    out.push((Text::from("description"), description));
+    out.push((Text::from("parameters"), parameters));
+    if profile.keeps_tool_extras {
+        extras(function, &["name", "description", "parameters"], &mut out);
+        return Ok(Json::map(out));
+    }
+    if let Some(strict) = function.get_some("strict") {
+        out.push((Text::from("strict"), boolean(strict, "strict")?));
+    }
+    if let Some(defer) = function.get_some("defer_loading").or(defer) {
+        out.push((Text::from("defer_loading"), boolean(defer, "defer_loading")?));
+    }
+    Ok(Json::map(out))
+}
+
+fn boolean(value: &Json, name: &str) -> Result<Json, NoKeyReason> {
+    match value {
+        Json::Bool(_) => Ok(value.clone()),
+        // Printed as the converted value; rare enough to leave to the engine.
+        _ => Err(super::field::unsupported(format!("tools: {name} is no boolean"))),
+    }
+}
+
+fn extras(from: &JsonMap, known: &[&str], out: &mut Vec<(Text, Json)>) {
+    for (key, value) in from.iter().filter(|(key, _)| !known.contains(&key.as_str())) {
+        out.push((key.clone(), value.clone()));
+    }
+}

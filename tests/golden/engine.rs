@@ -1,0 +1,224 @@
+//! HTTP bodies: what vLLM 0.32 rendered and tokenized, and what vLLM 0.33's functions rendered.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use kvroute::nokey::NoKey;
+use kvroute::request::{Api, ApiPaths, Body, EngineFlags, Prepared, PromptInput, Renderer, Truncate, TruncateSide};
+use kvroute::template::{ChatTemplates, TemplateSource};
+use serde_json::Value;
+
+use crate::data::{self, Tally};
+use crate::jinja::{CLOCK, expected_text, templates};
+
+/// 2026-11-30 12:00:00 UTC, the day on which the cases were recorded.
+const NOW: u64 = 1_796_040_000;
+
+#[test]
+fn vllm_level() {
+    let (Some(dir), Some(templates)) = (data::dir("template-golden"), templates()) else { return };
+    let bodies: HashMap<String, String> = raw_bodies(&dir.join("vllm_level.inputs.jsonl"));
+    let flags = EngineFlags {
+        version: "0.33.0".to_owned(),
+        enable_auto_tool_choice: true,
+        tool_call_parser: Some("any".to_owned()),
+        ..EngineFlags::default()
+    };
+    let mut tally = Tally::new("vllm_level");
+    let (mut current, mut renderer, mut earlier) = (String::new(), Err(String::new()), Vec::new());
+    for line in data::lines(&dir.join("vllm_level.expected.jsonl")) {
+        let record = data::record(&line);
+        let name = record["t"].as_str().unwrap();
+        if current != name {
+            current = name.to_owned();
+            renderer = Renderer::new(plain_source(&templates[name]), &flags);
+            earlier.clear();
+            if let Err(error) = &renderer {
+                data::say(&format!("golden vllm_level: {name} refused: {error}"));
+            }
+        }
+        let expected = expected_text(&record, &earlier);
+        earlier.extend(expected.clone());
+        let (Ok(renderer), Some(expected)) = (&renderer, expected) else {
+            if renderer.is_ok() {
+                tally.pass();
+            }
+            continue;
+        };
+        let id = record["c"].as_str().unwrap();
+        let case = format!("{name} {id}");
+        let prepared = Body::parse(bodies[id].as_bytes())
+            .and_then(|body| renderer.prepare(Api::ChatCompletions, &body, CLOCK.unix_seconds));
+        match prepared {
+            Ok(Prepared { input: PromptInput::Text(text), .. }) => tally.compare(&case, &expected, &text),
+            Ok(_) => tally.fail(format!("{case}: no text")),
+            Err(reason) => tally.fail(format!("{case}: {reason}")),
+        }
+    }
+    tally.finish();
+}
+
+/// The body of each input as it stands in the file: a JSON library would lose its spelling of numbers.
+fn raw_bodies(path: &Path) -> HashMap<String, String> {
+    let mut out = HashMap::new();
+    for line in data::lines(path) {
+        let id = data::record(&line)["id"].as_str().unwrap().to_owned();
+        let start = line.find("\"body\":").expect("a body") + 7;
+        out.insert(id, line[start..].trim().strip_suffix('}').unwrap().to_owned());
+    }
+    out
+}
+
+fn plain_source(template: &str) -> TemplateSource {
+    let tokens = [("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")];
+    TemplateSource {
+        chat_template: Some(ChatTemplates::Single(template.to_owned())),
+        special_tokens: tokens.iter().map(|(name, token)| (name.to_string(), token.to_string())).collect(),
+        ..TemplateSource::default()
+    }
+}
+
+#[test]
+fn recorded_requests() {
+    let Some(dir) = data::dir("golden") else { return };
+    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    let mut tokenizers = BTreeMap::new();
+    let mut failed = 0;
+    for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "jsonl")) {
+        let set = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let name = set.split(['-', '.']).next().unwrap().to_owned();
+        let Some(models) = data::tokenizer(&name) else { continue };
+        let tokenizer = tokenizers
+            .entry(name)
+            .or_insert_with(|| tokenizers::Tokenizer::from_file(models.join("tokenizer.json")).expect("a tokenizer"));
+        failed += run_file(path, &set, &models, tokenizer);
+    }
+    let _ = failed;
+}
+
+fn run_file(path: &Path, set: &str, models: &Path, tokenizer: &tokenizers::Tokenizer) -> usize {
+    let lines = data::lines(path);
+    let meta = data::record(&lines[0])["meta"].clone();
+    let config = std::fs::read_to_string(models.join("tokenizer_config.json")).unwrap();
+    let source = TemplateSource {
+        model_type: meta["model_type"].as_str().map(str::to_owned),
+        ..TemplateSource::from_files(&data::record(&config), None, None, None).unwrap()
+    };
+    let renderer = Renderer::new(source, &flags(&meta)).unwrap_or_else(|error| panic!("{set}: {error}"));
+    let mut tally = Tally::new(set);
+    let mut refused = Vec::new();
+    for line in &lines[1..] {
+        let case = data::record(line);
+        run_case(&case, &renderer, tokenizer, &mut tally, &mut refused);
+    }
+    refused.iter().for_each(|line: &String| data::say(&format!("golden {set}: refused {line}")));
+    tally.finish()
+}
+
+/// The flags of the engine that made the file, from its first line.
+fn flags(meta: &Value) -> EngineFlags {
+    let mut flags = EngineFlags {
+        version: meta["vllm"].as_str().unwrap().to_owned(),
+        max_model_len: Some(40960),
+        ..EngineFlags::default()
+    };
+    let mut list = meta["flags"].as_array().unwrap().iter().map(|flag| flag.as_str().unwrap());
+    while let Some(flag) = list.next() {
+        match flag {
+            "--enable-auto-tool-choice" => flags.enable_auto_tool_choice = true,
+            "--exclude-tools-when-tool-choice-none" => flags.exclude_tools_when_tool_choice_none = true,
+            "--trust-request-chat-template" => flags.trust_request_chat_template = true,
+            "--tool-call-parser" => flags.tool_call_parser = list.next().map(str::to_owned),
+            "--reasoning-parser" => flags.reasoning_parser = list.next().map(str::to_owned),
+            "--max-model-len" => flags.max_model_len = list.next().and_then(|text| text.parse().ok()),
+            "--chat-template-content-format" => {
+                flags.chat_template_content_format = list.next().unwrap_or_default().to_owned();
+            }
+            "--default-chat-template-kwargs" => {
+                flags.default_chat_template_kwargs = list.next().map(|text| Value::String(text.to_owned()));
+            }
+            other => panic!("a flag that this test does not know: {other}"),
+        }
+    }
+    flags
+}
+
+fn run_case(
+    case: &Value,
+    renderer: &Renderer,
+    tokenizer: &tokenizers::Tokenizer,
+    tally: &mut Tally,
+    refused: &mut Vec<String>,
+) {
+    let name = case["name"].as_str().unwrap();
+    let api = Api::from_path(case["endpoint"].as_str().unwrap(), &ApiPaths::default()).expect("a known endpoint");
+    let body = case["body"].as_str().unwrap();
+    let prepared = Body::parse(body.as_bytes()).and_then(|body| renderer.prepare(api, &body, NOW));
+    if case["status"] != 200 {
+        return tally.pass();
+    }
+    let prepared = match prepared {
+        Ok(prepared) => prepared,
+        Err(reason) => {
+            if reason.kind == NoKey::Unsupported {
+                refused.push(format!("{name}: {reason}"));
+            }
+            return tally.fail(format!("{name}: {reason}"));
+        }
+    };
+    let expected_text = case.get("prompt").or(case.get("decoded")).and_then(Value::as_str);
+    if let (Some(expected), PromptInput::Text(text)) = (expected_text, &prepared.input)
+        && expected != text
+        // The recorded text of a truncated prompt is that of its ids.
+        && prepared.truncate.is_none()
+    {
+        return tally.compare(name, expected, text);
+    }
+    let expected: Vec<u32> = match case.get("token_ids") {
+        Some(ids) => numbers(ids),
+        None => {
+            let lists: Vec<Vec<u32>> = case["token_ids_list"].as_array().unwrap().iter().map(numbers).collect();
+            // Routed by the longest in bytes; equal lengths in tokens are the same to the test.
+            let ids = ids(&prepared, tokenizer);
+            if lists.contains(&ids) { ids } else { lists.into_iter().next().unwrap() }
+        }
+    };
+    let got = ids(&prepared, tokenizer);
+    if got == expected {
+        return tally.pass();
+    }
+    let at = got.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+    tally.fail(format!(
+        "{name}: ids differ at {at}: expected {:?}, got {:?}",
+        &expected[at..expected.len().min(at + 8)],
+        &got[at..got.len().min(at + 8)]
+    ));
+}
+
+fn numbers(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// The ids of a prepared request, tokenized and cut by the reference.
+fn ids(prepared: &Prepared, tokenizer: &tokenizers::Tokenizer) -> Vec<u32> {
+    let encode = |text: &str, special| tokenizer.encode(text, special).unwrap().get_ids().to_vec();
+    let (all, added) = match &prepared.input {
+        PromptInput::Ids(ids) => (ids.clone(), 0),
+        PromptInput::Text(text) => {
+            let all = encode(text, prepared.add_special_tokens);
+            let added = all.len() - encode(text, false).len();
+            (all, added)
+        }
+    };
+    match prepared.truncate {
+        None => all,
+        Some(Truncate { tokens, .. }) if all.len() <= tokens => all,
+        Some(Truncate { tokens, side: TruncateSide::Right }) => all[..tokens].to_vec(),
+        Some(Truncate { tokens, side: TruncateSide::Left }) => all[all.len() - tokens..].to_vec(),
+        Some(Truncate { tokens, side: TruncateSide::Default }) => {
+            let kept = tokens.saturating_sub(added);
+            [&all[..added.min(tokens)], &all[all.len() - kept..]].concat()
+        }
+    }
+}
