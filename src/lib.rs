@@ -61,4 +61,8 @@ pub mod gateway;
 #[cfg(not(target_family = "wasm"))]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 #[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
+pub mod load;
+#[cfg(not(target_family = "wasm"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
+#[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
 pub mod mock;

@@ -1,6 +1,7 @@
 //! The command line. One file a subcommand: its arguments, and `run`.
 
 mod inspect;
+mod load;
 mod mock_replica;
 mod pack;
 
@@ -20,6 +21,7 @@ struct Cli {
 enum Command {
     Pack(pack::PackArgs),
     Inspect(inspect::InspectArgs),
+    Load(load::Args),
     MockReplica(mock_replica::Args),
 }
 
@@ -30,6 +32,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Pack(args) => pack::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Load(args) => load::run(args),
         Command::MockReplica(args) => mock_replica::run(args),
     };
     result.unwrap_or_else(|error| {
