@@ -5,7 +5,7 @@ use super::field::{bad, bool_field, optional_map, optional_str, unsupported};
 use super::flags::EngineFlags;
 use super::json::{Json, JsonMap, Text};
 use super::profile::Profile;
-use super::tools::dump_tools;
+use super::tools::{dump_tools, require_parser};
 use crate::nokey::NoKeyReason;
 
 /// Reads the body.
@@ -74,10 +74,7 @@ fn tools(body: &JsonMap, profile: &Profile, flags: &EngineFlags) -> Result<Optio
         if tools.is_none() {
             return Err(bad("tool_choice: without tools"));
         }
-        let parser = flags.tool_call_parser.is_some();
-        if !parser && (choice != "auto" || !flags.enable_auto_tool_choice) {
-            return Err(bad("tool_choice: the engine has no tool call parser (--tool-call-parser)"));
-        }
+        require_parser(choice, flags)?;
     }
     match tools {
         Some(_) if choice == Some("none") && flags.exclude_tools_when_tool_choice_none => Ok(None),

@@ -12,5 +12,10 @@ mod value;
 pub use parse::{JsonError, MAX_DEPTH, parse};
 pub use value::{Json, JsonMap, JsonSeq, Text};
 
+/// `json.dumps(value, ensure_ascii=False)`
+pub fn to_json_text(value: &Json) -> String {
+    crate::template::python::to_json(value)
+}
+
 #[cfg(test)]
 mod tests;

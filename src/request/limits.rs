@@ -49,8 +49,41 @@ impl Limits {
         Ok(limits)
     }
 
+    /// Reads the fields of messages.
+    pub fn messages(body: &JsonMap, profile: &Profile, max_model_len: Option<u64>) -> Result<Limits, NoKeyReason> {
+        let mut limits = Limits::plain(body, profile, max_model_len)?;
+        limits.max_output_tokens = optional_int(body, "max_tokens")?.and_then(|tokens| u64::try_from(tokens).ok());
+        Ok(limits)
+    }
+
+    /// Reads the fields of responses, whose prompts get special tokens.
+    pub fn responses(body: &JsonMap, profile: &Profile, max_model_len: Option<u64>) -> Result<Limits, NoKeyReason> {
+        let mut limits = Limits::plain(body, profile, max_model_len)?;
+        limits.add_special_tokens = true;
+        let output = optional_int(body, "max_output_tokens")?.and_then(|tokens| u64::try_from(tokens).ok());
+        limits.max_output_tokens = output;
+        // Null counts as auto.
+        let truncates = match body.get("truncation") {
+            None => false,
+            Some(Json::Null) => true,
+            Some(value) => match value.as_str() {
+                Some("auto") => true,
+                Some("disabled") => false,
+                _ => return Err(bad("truncation: neither auto nor disabled")),
+            },
+        };
+        if truncates {
+            let longest =
+                max_model_len.ok_or_else(|| unsupported("truncation to the model's length, which is not known"))?;
+            let tokens = usize::try_from(whole_context(longest, output, profile)).unwrap_or(usize::MAX);
+            limits.truncate = Some(Truncate { tokens, side: TruncateSide::Default });
+            limits.max_prompt_tokens = None;
+        }
+        Ok(limits)
+    }
+
     /// Only salt and streaming.
-    pub fn plain(body: &JsonMap, profile: &Profile, max_model_len: Option<u64>) -> Result<Limits, NoKeyReason> {
+    fn plain(body: &JsonMap, profile: &Profile, max_model_len: Option<u64>) -> Result<Limits, NoKeyReason> {
         Ok(Limits {
             add_special_tokens: false,
             truncate: None,

@@ -41,6 +41,17 @@ pub fn conversation(messages: &[Json], format: ContentFormat, profile: &Profile)
     Ok(Conversation { messages: out, with_media })
 }
 
+/// Whether any message has a part that is neither text nor a reference to a tool.
+pub fn has_media(messages: &[Json]) -> bool {
+    let parts = messages.iter().filter_map(|message| message.as_map()?.get("content")?.as_seq()).flatten();
+    parts.filter_map(Json::as_map).any(|part| match part.get("type").and_then(Json::as_str) {
+        Some("text" | "input_text" | "output_text" | "refusal" | "thinking" | "tool_reference") => {
+            MEDIA_FIELDS.iter().any(|(field, _)| part.contains(field))
+        }
+        _ => true,
+    })
+}
+
 #[derive(Default)]
 struct Media {
     found: bool,

@@ -9,8 +9,10 @@ mod flags;
 pub mod json;
 mod limits;
 mod message;
+mod messages;
 mod profile;
 mod renderer;
+mod responses;
 mod tools;
 
 pub use api::{Api, ApiPaths};

@@ -73,6 +73,12 @@ pub struct Profile {
     pub checks_salt: bool,
     /// `chat_template_kwargs.tokenize` is a 400 (vLLM from 0.33).
     pub refuses_tokenize_kwarg: bool,
+    /// Over messages, system blocks that leave no text give an empty system message (vLLM below 0.32).
+    pub keeps_empty_system: bool,
+    /// Over messages, there may be system messages between the turns (vLLM from 0.32).
+    pub takes_inline_system: bool,
+    /// Over messages, `thinking: disabled` becomes an effort (vLLM from 0.32).
+    pub maps_disabled_thinking: bool,
     /// Truncation to the model's length leaves room for all requested tokens, not for one (vLLM below 0.32).
     pub truncates_for_output: bool,
 }
@@ -103,6 +109,9 @@ impl Profile {
             reuses_prompt_ids: vllm && from(32),
             checks_salt: vllm && from(32),
             refuses_tokenize_kwarg: vllm && from(33),
+            keeps_empty_system: vllm && !from(32),
+            takes_inline_system: vllm && from(32),
+            maps_disabled_thinking: vllm && from(32),
             truncates_for_output: vllm && !from(32),
         };
         Ok((profile, warning))

@@ -1,11 +1,14 @@
 //! The request path's entry: a parsed body, and the renderer of one model.
 
-use super::chat::{Setup, Templates};
-use super::field::{bad, unsupported};
+use super::chat::{Chat, Setup, Templates};
+use super::chat_completions::effort_fields;
+use super::field::bad;
 use super::json::{self, Json, JsonMap, Text};
 use super::limits::{Limits, reused_ids};
+use super::message::has_media;
+use super::messages::{self, Habits};
 use super::profile::Profile;
-use super::{Api, EngineFlags, Prepared, PromptInput, chat_completions, completions};
+use super::{Api, EngineFlags, Prepared, PromptInput, chat_completions, completions, responses};
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::template::{ChatTemplates, ContentFormat, Template, TemplateSource};
 
@@ -41,6 +44,7 @@ impl Body {
 pub struct Renderer {
     setup: Setup,
     flags: EngineFlags,
+    habits: Habits,
     max_model_len: Option<u64>,
     warnings: Vec<String>,
 }
@@ -74,7 +78,8 @@ impl Renderer {
             utc_offset_minutes: flags.utc_offset_minutes,
         };
         let max_model_len = flags.max_model_len.or(source.max_model_len);
-        Ok(Renderer { setup, flags: flags.clone(), max_model_len, warnings })
+        let habits = habits(&setup, flags);
+        Ok(Renderer { setup, flags: flags.clone(), habits, max_model_len, warnings })
     }
 
     /// What an operator should know of this model: a template that prints the date or the time, an engine
@@ -96,14 +101,58 @@ impl Renderer {
             Api::ChatCompletions => {
                 let limits = Limits::of(body, false, profile, self.max_model_len)?;
                 let chat = chat_completions::read(body, profile, &self.flags)?;
-                if let Some(ids) = reused_ids(body, profile)? {
-                    return limits.prepared(PromptInput::Ids(ids), false);
-                }
-                let rendered = self.setup.render(&chat, now_unix_seconds)?;
-                limits.prepared(PromptInput::Text(rendered.text), rendered.open_ended)
+                self.finish(body, limits, &chat, now_unix_seconds)
             }
-            Api::Messages | Api::Responses => Err(unsupported("not built yet")),
+            Api::Messages => {
+                let limits = Limits::messages(body, profile, self.max_model_len)?;
+                let chat = messages::read(body, profile, &self.flags, &self.habits)?;
+                self.finish(body, limits, &chat, now_unix_seconds)
+            }
+            Api::Responses => {
+                let limits = Limits::responses(body, profile, self.max_model_len)?;
+                let chat = responses::read(body, profile, &self.flags)?;
+                self.finish(body, limits, &chat, now_unix_seconds)
+            }
         }
+    }
+
+    fn finish(&self, body: &JsonMap, limits: Limits, chat: &Chat, now: u64) -> Result<Prepared, NoKeyReason> {
+        if let Some(ids) = reused_ids(body, &self.setup.profile)?
+            && !has_media(&chat.messages)
+        {
+            return limits.prepared(PromptInput::Ids(ids), false);
+        }
+        let rendered = self.setup.render(chat, now)?;
+        limits.prepared(PromptInput::Text(rendered.text), rendered.open_ended)
+    }
+}
+
+/// What vLLM finds out about a template by trying it.
+fn habits(setup: &Setup, flags: &EngineFlags) -> Habits {
+    let templates = [&setup.templates.default, &setup.templates.tool_use];
+    let merges = setup.templates.default.is_none()
+        || templates.into_iter().flatten().any(|template| template.facts().refuses_inline_system);
+    let disabled_effort = match flags.anthropic_disabled_thinking_effort.as_deref() {
+        _ if !setup.profile.maps_disabled_thinking => None,
+        Some(effort) if effort != "auto" => Some(effort.to_owned()),
+        _ => Some(probe_disabled_effort(setup, flags).to_owned()),
+    };
+    Habits { merges_inline_system: setup.profile.takes_inline_system && merges, disabled_effort }
+}
+
+/// `low` where the template fails with the effort `none`, or renders the same as with another one.
+fn probe_disabled_effort(setup: &Setup, flags: &EngineFlags) -> &'static str {
+    let render = |effort: &str| {
+        let message = vec![(Text::from("role"), Json::str("user")), (Text::from("content"), Json::str("Hi"))];
+        let mut fields = vec![(Text::from("add_generation_prompt"), Json::Bool(true))];
+        effort_fields(effort, &[], flags, &mut fields);
+        let chat = Chat { messages: vec![Json::map(message)], tools: None, kwargs: Vec::new(), fields };
+        setup.render(&chat, 0).ok()
+    };
+    match render("none") {
+        None => "low",
+        none if ["low", "medium", "high", "xhigh", "max"].into_iter().any(|effort| render(effort) == none) => "low",
+        Some(_) => "none",
     }
 }
 

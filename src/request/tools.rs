@@ -1,9 +1,19 @@
 //! The tools of a request as the engine hands them to the template.
 
 use super::field::bad;
+use super::flags::EngineFlags;
 use super::json::{Json, JsonMap, Text};
 use super::profile::Profile;
 use crate::nokey::NoKeyReason;
+
+/// vLLM refuses tool calls of any kind without a parser for them.
+pub fn require_parser(choice: &str, flags: &EngineFlags) -> Result<(), NoKeyReason> {
+    let auto = choice == "auto" && flags.enable_auto_tool_choice;
+    if choice == "none" || auto || flags.tool_call_parser.is_some() {
+        return Ok(());
+    }
+    Err(bad("tool_choice: the engine has no tool call parser (--enable-auto-tool-choice, --tool-call-parser)"))
+}
 
 /// vLLM's `tool.model_dump()`: keys in the order of its classes, absent `description` and `parameters` as null,
 /// `strict` and `defer_loading` only when set.
@@ -20,10 +30,11 @@ fn dump_tool(tool: &Json, profile: &Profile) -> Result<Json, NoKeyReason> {
     let mut out = vec![(Text::from("type"), Json::str("function"))];
     let outer_defer = tool.get_some("defer_loading");
     out.push((Text::from("function"), dump_function(function, outer_defer, profile)?));
-    if profile.keeps_tool_extras {
-        extras(tool, &["type", "function"], &mut out);
-    } else if let Some(defer) = outer_defer {
+    if let Some(defer) = outer_defer {
         out.push((Text::from("defer_loading"), boolean(defer, "defer_loading")?));
+    }
+    if profile.keeps_tool_extras {
+        extras(tool, &["type", "function", "defer_loading"], &mut out);
     }
     Ok(Json::map(out))
 }
@@ -42,7 +53,10 @@ fn dump_function(function: &JsonMap, defer: Option<&Json>, profile: &Profile) ->
     out.push((Text::from("description"), description));
     out.push((Text::from("parameters"), parameters));
     if profile.keeps_tool_extras {
-        extras(function, &["name", "description", "parameters"], &mut out);
+        if let Some(defer) = function.get_some("defer_loading").or(defer) {
+            out.push((Text::from("defer_loading"), boolean(defer, "defer_loading")?));
+        }
+        extras(function, &["name", "description", "parameters", "defer_loading"], &mut out);
         return Ok(Json::map(out));
     }
     if let Some(strict) = function.get_some("strict") {

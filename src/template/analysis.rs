@@ -7,7 +7,10 @@ mod walk;
 use minijinja::machinery::ast::{CallArg, Expr, Stmt};
 use minijinja::machinery::parse;
 
-use super::{environment, preprocess};
+use minijinja::Value;
+
+use super::{environment, fuel, preprocess};
+use crate::request::json::{Json, Text};
 use walk::Node;
 
 /// In which shape the engine hands a message's content to the template.
@@ -26,6 +29,8 @@ pub struct Facts {
     pub content_format: ContentFormat,
     /// Whether it holds `'developer'` or `"developer"`: vLLM's sign that it knows the role.
     pub knows_developer: bool,
+    /// Whether it fails on a system message between the turns, as vLLM tries it.
+    pub refuses_inline_system: bool,
     /// The formats in which it prints the local time.
     pub time_formats: Vec<String>,
 }
@@ -44,9 +49,27 @@ impl Facts {
         Ok(Facts {
             content_format: detect_format(&nodes).unwrap_or(ContentFormat::String),
             knows_developer: source.contains("\"developer\"") || source.contains("'developer'"),
+            refuses_inline_system: refuses_inline_system(&source),
             time_formats: time_formats(&nodes),
         })
     }
+}
+
+/// vLLM's probe for /v1/messages renders [system, user, system, user] in a bare environment: one without
+/// transformers' functions, its generation block and any other variable.
+fn refuses_inline_system(source: &str) -> bool {
+    let Ok(mut env) = environment::environment() else { return true };
+    env.remove_global("raise_exception");
+    env.remove_global("strftime_now");
+    if source.contains(preprocess::GENERATION) {
+        return true;
+    }
+    let message =
+        |role: &str| Json::map(vec![(Text::from("role"), Json::str(role)), (Text::from("content"), Json::str("t"))]);
+    let messages = Json::seq(["system", "user", "system", "user"].into_iter().map(message).collect());
+    fuel::fill(1_000_000);
+    let variables = [("messages", messages.to_value()), ("add_generation_prompt", Value::from(false))];
+    env.render_str(source, Value::from_pairs(variables)).is_err()
 }
 
 fn time_formats(nodes: &[Node<'_>]) -> Vec<String> {
