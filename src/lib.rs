@@ -53,6 +53,10 @@ pub mod tokenizer;
 #[cfg(not(target_family = "wasm"))]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 #[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
+pub mod bridge;
+#[cfg(not(target_family = "wasm"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
+#[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
 pub mod cli;
 #[cfg(not(target_family = "wasm"))]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]

@@ -1,0 +1,208 @@
+//! From the engines' KV cache events to the feed of the filter.
+//!
+//! ```text
+//! engine ─ZMQ─▶ zmtp ─▶ source ─▶ stream ( cursor, wire, cache, trust ) ─▶ replica ─▶ hub ─▶ push ─▶ Envoy
+//!          └/metrics─▶ scrape ──────────────────────────────────────────────┘        └─▶ serve (snapshots)
+//! ```
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`zmtp`] | frames on a socket |
+//! | [`wire`] | the payloads of every engine version |
+//! | [`cursor`] | sequence numbers: contiguous, gap, restart |
+//! | [`cache`] | what one replica holds, under our block hashes |
+//! | [`trust`] | how far that can be trusted |
+//! | [`stream`] | the four together, without sockets |
+//! | [`source`] | the sockets of one stream |
+//! | [`scrape`] | load from metrics |
+//! | [`replica`], [`registry`] | one replica at run time; all of them |
+//! | [`hub`], [`shards`] | the sequence of batches; the state for snapshots |
+//! | [`push`], [`serve`] | the way out |
+//! | [`checkpoint`] | the caches on disk |
+//!
+//! Nothing that arrives on a socket is trusted: it is bounded, checked, and what cannot be used is counted.
+
+pub mod cache;
+pub mod checkpoint;
+pub mod config;
+pub mod cursor;
+pub mod hub;
+pub mod push;
+pub mod registry;
+pub mod replica;
+pub mod scrape;
+pub mod serve;
+pub mod shards;
+pub mod source;
+pub mod stream;
+pub mod trust;
+pub mod wire;
+pub mod zmtp;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+
+use config::ReplicaSpec;
+use hub::Hub;
+use push::Envoy;
+use registry::Registry;
+
+/// How a bridge runs.
+#[derive(Clone, Debug)]
+pub struct BridgeConfig {
+    /// Ingest listeners, as URLs.
+    pub envoys: Vec<String>,
+    /// Shared with the ingest listeners and the workers.
+    pub secret: String,
+    /// Where snapshots and metrics are served.
+    pub listen: SocketAddr,
+    /// The deployment's seed of block hashes.
+    pub hash_seed: String,
+    /// Replicas of the command line.
+    pub replicas: Vec<ReplicaSpec>,
+    /// YAML file with replicas, watched.
+    pub file: Option<PathBuf>,
+    /// Where the caches are kept over a restart.
+    pub checkpoint: Option<PathBuf>,
+    /// How often they are written.
+    pub checkpoint_every: Duration,
+    /// How often metrics are read.
+    pub scrape_every: Duration,
+    /// Blocks tracked per replica at most.
+    pub max_blocks: usize,
+    /// Bytes of sealed batches kept for Envoys that are behind.
+    pub max_ring_bytes: usize,
+}
+
+impl Default for BridgeConfig {
+    fn default() -> Self {
+        BridgeConfig {
+            envoys: Vec::new(),
+            secret: String::new(),
+            listen: ([127, 0, 0, 1], 7070).into(),
+            hash_seed: String::new(),
+            replicas: Vec::new(),
+            file: None,
+            checkpoint: None,
+            checkpoint_every: Duration::from_secs(5),
+            scrape_every: Duration::from_millis(200),
+            max_blocks: 8 << 20,
+            max_ring_bytes: 64 << 20,
+        }
+    }
+}
+
+/// A bridge at work.
+pub struct Bridge {
+    /// Where it listens; the port is chosen if the configuration says 0.
+    pub address: SocketAddr,
+    config: BridgeConfig,
+    registry: Arc<Registry>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Bridge {
+    /// Starts one; errors are those of the configuration.
+    pub async fn start(config: BridgeConfig) -> Result<Bridge, String> {
+        let wanted = wanted(&config)?;
+        let client = reqwest::Client::builder()
+            .connect_timeout(Duration::from_secs(2))
+            .tcp_nodelay(true)
+            .no_proxy()
+            .build()
+            .map_err(|e| e.to_string())?;
+        let listener =
+            TcpListener::bind(config.listen).await.map_err(|e| format!("cannot listen on {}: {e}", config.listen))?;
+        let address = listener.local_addr().map_err(|e| e.to_string())?;
+        let hub = Hub::new(config.max_ring_bytes);
+        let registry = Registry::new(&config, hub.clone(), client.clone());
+        let mut saved = config.checkpoint.as_deref().map(checkpoint::read).unwrap_or_default();
+        registry.reconcile(&wanted, &mut saved);
+        let envoys: Vec<_> = config.envoys.iter().map(|url| Envoy::new(url, &config.secret)).collect();
+        let mut tasks = Vec::new();
+        for envoy in &envoys {
+            tasks.push(tokio::spawn(envoy.clone().run(hub.clone(), client.clone())));
+        }
+        let shown = serve::Shown { secret: config.secret.clone(), hub, envoys, registry: registry.clone() };
+        let routes = serve::routes(Arc::new(shown));
+        tasks.push(tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, routes).await {
+                tracing::error!("listener: {error}");
+            }
+        }));
+        if let Some(path) = config.checkpoint.clone() {
+            let (registry, seed, every) = (registry.clone(), config.hash_seed.clone(), config.checkpoint_every);
+            tasks.push(tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(every).await;
+                    save(path.clone(), registry.clone(), seed.clone()).await;
+                }
+            }));
+        }
+        if config.file.is_some() {
+            tasks.push(tokio::spawn(watch(config.clone(), registry.clone())));
+        }
+        Ok(Bridge { address, config, registry, tasks })
+    }
+
+    /// The replicas that it follows.
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Ends it; writes the checkpoint.
+    pub async fn stop(self) {
+        if let Some(path) = self.config.checkpoint.clone() {
+            save(path, self.registry.clone(), self.config.hash_seed.clone()).await;
+        }
+        self.tasks.iter().for_each(|t| t.abort());
+        self.registry.reconcile(&[], &mut Vec::new());
+    }
+}
+
+async fn save(path: PathBuf, registry: Arc<Registry>, seed: String) {
+    let work = tokio::task::spawn_blocking(move || {
+        let bytes = checkpoint::encode(&registry.replicas(), &seed);
+        checkpoint::write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))
+    });
+    match work.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!("checkpoint {error}"),
+        Err(error) => tracing::warn!("checkpoint: {error}"),
+    }
+}
+
+/// All replicas that the command line and the file name.
+fn wanted(config: &BridgeConfig) -> Result<Vec<ReplicaSpec>, String> {
+    let mut all = config.replicas.clone();
+    if let Some(path) = &config.file {
+        all.extend(read_file(path)?);
+    }
+    config::check_all(&all)?;
+    Ok(all)
+}
+
+fn read_file(path: &Path) -> Result<Vec<ReplicaSpec>, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(config::parse_file(&text).map_err(|e| format!("{}: {e}", path.display()))?.replicas)
+}
+
+/// Follows changes of the file. A file that is wrong changes nothing.
+async fn watch(config: BridgeConfig, registry: Arc<Registry>) {
+    let mut shown = wanted(&config);
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let now = wanted(&config);
+        if now != shown {
+            match &now {
+                Ok(replicas) => registry.reconcile(replicas, &mut Vec::new()),
+                Err(error) => tracing::warn!("replicas unchanged: {error}"),
+            }
+            shown = now;
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! One replica (one data-parallel rank of one engine) at run time: its stream, and what the hub is told of it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::cache::CacheConfig;
+use super::config::ReplicaSpec;
+use super::hub::Hub;
+use super::scrape::Reading;
+use super::stream::{Changes, Stream};
+use super::trust::TrustMachine;
+use crate::feed::FeedReplicaId;
+use crate::feed::record::{LoadReport, ReplicaInfo, Trust};
+
+/// See the module.
+pub struct Replica {
+    /// As configured.
+    pub spec: ReplicaSpec,
+    /// Data-parallel rank.
+    pub rank: u32,
+    /// Its number in the feed.
+    pub id: FeedReplicaId,
+    hub: Arc<Hub>,
+    born: Instant,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    stream: Stream,
+    closed: bool,
+    shown: Option<(Trust, &'static str)>,
+    reading: Option<(Reading, Instant)>,
+    start_time: Option<f64>,
+}
+
+/// A replica's state as people read it.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)] // the names say it, and the documentation of the bridge lists them
+pub struct State {
+    pub name: String,
+    pub rank: u32,
+    pub id: u32,
+    pub address: String,
+    pub model: String,
+    pub block_size: Option<u32>,
+    pub capacity_blocks: u64,
+    pub trust: &'static str,
+    pub reason: &'static str,
+    pub seq: Option<u64>,
+    pub last_event_age_ms: Option<u64>,
+    pub blocks: std::collections::BTreeMap<&'static str, u64>,
+    pub unconfirmed_blocks: usize,
+    pub orphan_runs: usize,
+    pub messages: u64,
+    pub events: u64,
+    pub gaps: u64,
+    pub gaps_lost: u64,
+    pub restarts: u64,
+    pub duplicates: u64,
+    pub replays: u64,
+    pub skipped: std::collections::BTreeMap<&'static str, u64>,
+    pub running: Option<u32>,
+    pub waiting: Option<u32>,
+    pub kv_usage: Option<f64>,
+    pub load_age_ms: Option<u64>,
+}
+
+impl Replica {
+    /// A new one, told to the hub at once.
+    pub fn new(spec: ReplicaSpec, rank: u32, cache: CacheConfig, hub: Arc<Hub>) -> Arc<Replica> {
+        let id = hub.reserve();
+        let trust = TrustMachine::new(spec.kv.is_some() || spec.kv_bind.is_some(), 0);
+        let stream = Stream::new(id, cache, trust);
+        let inner = Inner { stream, closed: false, shown: None, reading: None, start_time: None };
+        let replica = Replica { spec, rank, id, hub, born: Instant::now(), inner: Mutex::new(inner) };
+        replica.with(|_, _| ());
+        Arc::new(replica)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Milliseconds of this replica's clock.
+    pub fn now(&self) -> u64 {
+        self.born.elapsed().as_millis() as u64
+    }
+
+    /// Works on the stream, then tells the hub what changed. Nothing happens once the replica has left.
+    pub fn with<R: Default>(&self, work: impl FnOnce(&mut Stream, &mut Changes) -> R) -> R {
+        let mut inner = self.lock();
+        if inner.closed {
+            return R::default();
+        }
+        let mut changes = Changes::default();
+        let result = work(&mut inner.stream, &mut changes);
+        // Under the lock, so that changes reach the hub in order.
+        self.hub.publish(changes.records, &changes.wiped);
+        self.show(&mut inner);
+        result
+    }
+
+    fn show(&self, inner: &mut Inner) {
+        let (trust, reason) = inner.stream.state(self.now());
+        if inner.shown != Some((trust, reason)) {
+            inner.shown = Some((trust, reason));
+            let (name, rank) = (&self.spec.name, self.rank);
+            match reason {
+                "never_published" | "silent" => tracing::warn!(
+                    "replica {name} rank {rank} serves requests but publishes no KV events: check its \
+                     --kv-events-config (enable_kv_cache_events, endpoint, topic)"
+                ),
+                "block_size_mismatch" => tracing::warn!(
+                    "replica {name} rank {rank} uses blocks of {} tokens, configured are {}: its events are not used",
+                    inner.stream.cache().refused().unwrap_or(0),
+                    self.spec.block_size.unwrap_or(0)
+                ),
+                _ => tracing::info!("replica {name} rank {rank}: {} ({reason})", trust.label()),
+            }
+        }
+        let cache = inner.stream.cache();
+        let announced = inner.reading.as_ref().and_then(|(r, _)| r.block_size);
+        self.hub.replica(ReplicaInfo {
+            id: self.id,
+            address: self.spec.address(),
+            model: self.spec.model.clone(),
+            block_size: cache.block_size().or(announced).unwrap_or(0),
+            rank: self.rank,
+            capacity_blocks: inner.stream.capacity,
+            trust,
+        });
+    }
+
+    /// A reading of its metrics.
+    pub fn reading(&self, reading: Reading) {
+        let now = self.now();
+        let load = LoadReport {
+            running: reading.running,
+            waiting: reading.waiting,
+            kv_usage_ppm: (reading.kv_usage.clamp(0.0, 1.0) * 1e6) as u32,
+            age_ms: 0,
+        };
+        let mut restarted = false;
+        {
+            let mut inner = self.lock();
+            if inner.closed {
+                return;
+            }
+            if let Some(start) = reading.start_time {
+                restarted = inner.start_time.replace(start).is_some_and(|before| (before - start).abs() > 1.0);
+            }
+            inner.reading = Some((reading.clone(), Instant::now()));
+        }
+        self.with(|stream, changes| {
+            if restarted {
+                stream.process_restarted(changes);
+            }
+            if let Some(capacity) = reading.capacity_blocks {
+                stream.capacity = capacity;
+            }
+            let block_size = stream.cache().block_size().or(reading.block_size).unwrap_or(16);
+            stream.trust.traffic(reading.traffic(), block_size, now);
+        });
+        self.hub.load(self.id, load);
+    }
+
+    /// The engine's start time as its metrics told it last.
+    pub fn start_time(&self) -> Option<f64> {
+        self.lock().start_time
+    }
+
+    /// The start time that a checkpoint noted.
+    pub fn set_start_time(&self, start: Option<f64>) {
+        self.lock().start_time = start;
+    }
+
+    /// The replica leaves with its blocks. What its tasks still do has no effect.
+    pub fn leave(&self) {
+        let mut inner = self.lock();
+        inner.closed = true;
+        let held = inner.stream.leave();
+        self.hub.gone(self.id, &held);
+    }
+
+    /// For `/kvroute/v1/replicas` and metrics.
+    pub fn state(&self) -> State {
+        let inner = self.lock();
+        let (stream, cache) = (&inner.stream, inner.stream.cache());
+        let (trust, reason) = stream.state(self.now());
+        let [gpu, cpu, disk] = cache.held();
+        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+        let load = inner.reading.as_ref();
+        State {
+            name: self.spec.name.clone(),
+            rank: self.rank,
+            id: self.id.0,
+            address: self.spec.address(),
+            model: self.spec.model.clone(),
+            block_size: cache.block_size(),
+            capacity_blocks: stream.capacity,
+            trust: trust.label(),
+            reason,
+            seq: stream.cursor().next().and_then(|n| n.checked_sub(1)),
+            last_event_age_ms: (stream.last_ts > 0.0).then(|| ((wall - stream.last_ts).max(0.0) * 1e3) as u64),
+            blocks: [("gpu", gpu), ("cpu", cpu), ("disk", disk)].into(),
+            unconfirmed_blocks: cache.unconfirmed(),
+            orphan_runs: cache.orphans(),
+            messages: stream.counts.messages,
+            events: stream.counts.events,
+            gaps: stream.counts.gaps,
+            gaps_lost: stream.counts.gaps_lost,
+            restarts: stream.counts.restarts,
+            duplicates: stream.counts.duplicates,
+            replays: stream.counts.replays,
+            skipped: cache.skips().iter().map(|(s, n)| (s.label(), n)).collect(),
+            running: load.map(|(r, _)| r.running),
+            waiting: load.map(|(r, _)| r.waiting),
+            kv_usage: load.map(|(r, _)| r.kv_usage),
+            load_age_ms: load.map(|(_, at)| at.elapsed().as_millis() as u64),
+        }
+    }
+}

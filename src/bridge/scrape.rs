@@ -1,0 +1,257 @@
+//! Load from an engine's `/metrics`, by the names that vLLM and SGLang have used.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::replica::Replica;
+use super::trust::Traffic;
+
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// A page of metrics has 50 to 200 kB.
+const MAX_PAGE_BYTES: usize = 4 << 20;
+
+/// One data-parallel rank's numbers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reading {
+    /// Requests in the batch.
+    pub running: u32,
+    /// Requests that wait.
+    pub waiting: u32,
+    /// Share of the cache in use by running requests.
+    pub kv_usage: f64,
+    /// Blocks that the cache can hold.
+    pub capacity_blocks: Option<u64>,
+    /// Tokens per block, by the engine's configuration.
+    pub block_size: Option<u32>,
+    /// Prompt tokens looked up in the cache, counted up.
+    pub queries: u64,
+    /// Prompt tokens found there, counted up.
+    pub hits: u64,
+    /// Start of the process, seconds since 1970.
+    pub start_time: Option<f64>,
+    /// Something in the page was about load at all.
+    pub valid: bool,
+}
+
+impl Reading {
+    /// What it says of the engine's traffic.
+    pub fn traffic(&self) -> Traffic {
+        Traffic { running: self.running, uncached_tokens: self.queries.saturating_sub(self.hits), tokens: self.queries }
+    }
+}
+
+/// Reads a page. Numbers of a rank are those labelled with it as `engine`, `dp_rank` or `engine_id`, or with none.
+pub fn parse(page: &str, rank: u32) -> Reading {
+    let mut reading = Reading::default();
+    let (mut sglang_tokens, mut page_size) = (None, None);
+    for line in page.lines() {
+        let Some((name, labels, value)) = sample(line) else { continue };
+        if labels.iter().any(|(k, v)| {
+            matches!(*k, "engine" | "dp_rank" | "engine_id") && v.parse::<u32>().is_ok_and(|r| r != rank)
+        }) {
+            continue;
+        }
+        let count = value.clamp(0.0, u64::MAX as f64) as u64;
+        let small = count.min(u64::from(u32::MAX)) as u32;
+        match name {
+            "vllm:num_requests_running" | "sglang:num_running_reqs" => {
+                reading.running = reading.running.saturating_add(small);
+                reading.valid = true;
+            }
+            "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => {
+                reading.waiting = reading.waiting.saturating_add(small);
+            }
+            "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" | "sglang:token_usage" => {
+                reading.kv_usage = reading.kv_usage.max(value);
+            }
+            "vllm:prefix_cache_queries_total" | "vllm:gpu_prefix_cache_queries_total" => reading.queries += count,
+            "vllm:prefix_cache_hits_total" | "vllm:gpu_prefix_cache_hits_total" => reading.hits += count,
+            "sglang:prompt_tokens_total" => reading.queries += count,
+            "sglang:cached_tokens_total" => reading.hits += count,
+            "sglang:max_total_num_tokens" => sglang_tokens = Some(count),
+            "vllm:cache_config_info" | "sglang:cache_config_info" => {
+                let label = |key| labels.iter().find(|(k, _)| *k == key).and_then(|(_, v)| v.parse::<u64>().ok());
+                reading.capacity_blocks = label("num_gpu_blocks").or(reading.capacity_blocks);
+                page_size = label("page_size").or(page_size);
+                reading.block_size = label("block_size").and_then(|b| b.try_into().ok()).or(reading.block_size);
+            }
+            "process_start_time_seconds" => reading.start_time = Some(value),
+            _ => {}
+        }
+    }
+    if let (Some(tokens), Some(page)) = (sglang_tokens, page_size.filter(|p| *p > 0)) {
+        reading.capacity_blocks = Some(tokens / page);
+        reading.block_size = u32::try_from(page).ok();
+    }
+    reading
+}
+
+type Sample<'a> = (&'a str, Vec<(&'a str, &'a str)>, f64);
+
+/// One line of the text format: name, labels, value.
+fn sample(line: &str) -> Option<Sample<'_>> {
+    let wanted = ["vllm:", "sglang:", "process_start"];
+    if !wanted.iter().any(|w| line.starts_with(w)) {
+        return None;
+    }
+    let (name, labels, rest) = match line.split_once('{') {
+        Some((name, rest)) => {
+            let (labels, rest) = labels(rest)?;
+            (name, labels, rest)
+        }
+        None => {
+            let (name, rest) = line.split_once(' ')?;
+            (name, Vec::new(), rest)
+        }
+    };
+    let value = rest.split_whitespace().next()?.parse::<f64>().ok().filter(|v| v.is_finite())?;
+    Some((name, labels, value))
+}
+
+/// Labels up to the closing brace; escapes stay as they are, no label that counts has any.
+fn labels(mut rest: &str) -> Option<(Vec<(&str, &str)>, &str)> {
+    let mut out = Vec::new();
+    loop {
+        rest = rest.trim_start_matches([',', ' ']);
+        if let Some(after) = rest.strip_prefix('}') {
+            return Some((out, after));
+        }
+        let (key, value) = rest.split_once("=\"")?;
+        let mut escaped = false;
+        let end = value.char_indices().find(|(_, c)| {
+            let closes = *c == '"' && !escaped;
+            escaped = *c == '\\' && !escaped;
+            closes
+        })?;
+        out.push((key, &value[..end.0]));
+        rest = &value[end.0 + 1..];
+    }
+}
+
+/// Scrapes one engine for all its ranks until it is aborted.
+pub async fn run(client: reqwest::Client, ranks: Vec<Arc<Replica>>, every: Duration) {
+    let Some(first) = ranks.first() else { return };
+    let url = format!("{}/metrics", first.spec.http.trim_end_matches('/'));
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        match fetch(&client, &url).await {
+            Ok(page) => {
+                for replica in &ranks {
+                    let reading = parse(&page, replica.rank);
+                    if reading.valid {
+                        replica.reading(reading);
+                    } else {
+                        replica.with(|_, _| ());
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::debug!("{url}: {error}");
+                ranks.iter().for_each(|r| r.with(|_, _| ()));
+            }
+        }
+    }
+}
+
+async fn fetch(client: &reqwest::Client, url: &str) -> Result<String, String> {
+    let response = client.get(url).timeout(TIMEOUT).send().await.map_err(|e| e.to_string())?;
+    if !response.status().is_success() {
+        return Err(format!("status {}", response.status()));
+    }
+    let mut page = Vec::new();
+    let mut body = response.bytes_stream();
+    while let Some(chunk) = body.next().await {
+        page.extend_from_slice(&chunk.map_err(|e| e.to_string())?);
+        if page.len() > MAX_PAGE_BYTES {
+            return Err("page too large".into());
+        }
+    }
+    String::from_utf8(page).map_err(|e| e.to_string())
+}
+
+/// The states of replicas as Prometheus text.
+pub fn exposition(states: &[super::replica::State]) -> String {
+    let mut out = String::new();
+    let mut families: BTreeMap<&str, (&str, Vec<(String, f64)>)> = BTreeMap::new();
+    let escape = |s: &str| s.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    for s in states {
+        let who = format!("replica=\"{}\",rank=\"{}\"", escape(&s.name), s.rank);
+        let mut add = |family, kind, labels: String, value: f64| {
+            families.entry(family).or_insert((kind, Vec::new())).1.push((labels, value));
+        };
+        for trust in ["exact", "catching_up", "stale", "no_events"] {
+            let labels = format!("{who},trust=\"{trust}\"");
+            add("kvroute_bridge_trust", "gauge", labels, f64::from(u8::from(s.trust == trust)));
+        }
+        for (tier, blocks) in &s.blocks {
+            add("kvroute_bridge_blocks", "gauge", format!("{who},tier=\"{tier}\""), *blocks as f64);
+        }
+        for (reason, n) in &s.skipped {
+            add("kvroute_bridge_skipped_total", "counter", format!("{who},reason=\"{reason}\""), *n as f64);
+        }
+        for (family, n) in [
+            ("kvroute_bridge_messages_total", s.messages),
+            ("kvroute_bridge_events_total", s.events),
+            ("kvroute_bridge_gaps_total", s.gaps),
+            ("kvroute_bridge_gaps_lost_total", s.gaps_lost),
+            ("kvroute_bridge_restarts_total", s.restarts),
+            ("kvroute_bridge_replays_total", s.replays),
+        ] {
+            add(family, "counter", who.clone(), n as f64);
+        }
+        add("kvroute_bridge_unconfirmed_blocks", "gauge", who.clone(), s.unconfirmed_blocks as f64);
+        if let Some(seq) = s.seq {
+            add("kvroute_bridge_seq", "gauge", who.clone(), seq as f64);
+        }
+    }
+    for (family, (kind, samples)) in families {
+        out.push_str(&format!("# TYPE {family} {kind}\n"));
+        for (labels, value) in samples {
+            out.push_str(&format!("{family}{{{labels}}} {value}\n"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vllm_by_rank() {
+        let page = r#"# HELP vllm:num_requests_running x
+vllm:num_requests_running{engine="0",model_name="a,\"}b"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 5.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1.5e+03
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 1000.0
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="4096",num_cpu_blocks="None"} 1.0
+vllm:num_requests_running{engine="0"
+vllm:kv_cache_usage_perc{engine="0"} NaN
+process_start_time_seconds 1.7e9
+"#;
+        let reading = parse(page, 0);
+        assert_eq!((reading.running, reading.waiting, reading.kv_usage), (3, 2, 0.25));
+        assert_eq!((reading.capacity_blocks, reading.block_size), (Some(4096), Some(32)));
+        assert_eq!(reading.traffic(), Traffic { running: 3, uncached_tokens: 500, tokens: 1500 });
+        assert_eq!(reading.start_time, Some(1.7e9));
+        assert_eq!(parse(page, 1).running, 5);
+        assert!(!parse("", 0).valid);
+    }
+
+    #[test]
+    fn sglang() {
+        let page = "sglang:num_running_reqs{model_name=\"m\"} 7\nsglang:num_queue_reqs 1\nsglang:token_usage 0.5\n\
+                    sglang:max_total_num_tokens 6400\nsglang:cache_config_info{page_size=\"64\"} 1\n";
+        let reading = parse(page, 0);
+        assert_eq!((reading.running, reading.waiting, reading.kv_usage), (7, 1, 0.5));
+        assert_eq!((reading.capacity_blocks, reading.block_size), (Some(100), Some(64)));
+    }
+}

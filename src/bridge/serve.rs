@@ -1,0 +1,132 @@
+//! The bridge's own listener.
+//!
+//! | path | | answer |
+//! |---|---|---|
+//! | `/kvroute/v1/snapshot?from=<16 hex>[&epoch=<16 hex>]` | secret | a frame of [`crate::feed::snapshot`]; 409 when the bridge's epoch is another |
+//! | `/kvroute/v1/replicas` | secret | JSON: replicas, Envoys, term, epoch, seq |
+//! | `/metrics` | | Prometheus text |
+//! | `/healthz` | | 200 |
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::Router;
+use axum::extract::{Query, State as Shared};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::get;
+use serde::{Deserialize, Serialize};
+
+use super::hub::Hub;
+use super::push::{Envoy, EnvoyState, SECRET_HEADER};
+use super::registry::Registry;
+use super::replica::State;
+use super::scrape::exposition;
+
+/// What the listener shows.
+pub struct Shown {
+    /// The secret that snapshots need.
+    pub secret: String,
+    /// State.
+    pub hub: Arc<Hub>,
+    /// Receivers.
+    pub envoys: Vec<Arc<Envoy>>,
+    /// Replicas.
+    pub registry: Arc<Registry>,
+}
+
+#[derive(Deserialize)]
+struct Range {
+    from: Option<String>,
+    epoch: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Overview {
+    term: u64,
+    epoch: String,
+    seq: u64,
+    entries: usize,
+    envoys: Vec<EnvoyState>,
+    replicas: Vec<State>,
+}
+
+/// The routes.
+pub fn routes(shown: Arc<Shown>) -> Router {
+    Router::new()
+        .route("/kvroute/v1/snapshot", get(snapshot))
+        .route("/kvroute/v1/replicas", get(replicas))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .with_state(shown)
+}
+
+fn allowed(shown: &Shown, headers: &HeaderMap) -> bool {
+    let given = headers.get(SECRET_HEADER).map_or(&[][..], |v| v.as_bytes());
+    let wanted = shown.secret.as_bytes();
+    // Takes the same time wherever they differ.
+    given.len() == wanted.len() && given.iter().zip(wanted).fold(0, |d, (a, b)| d | (a ^ b)) == 0
+}
+
+fn error(status: StatusCode, text: &str) -> Response {
+    (status, Json(serde_json::json!({ "error": text }))).into_response()
+}
+
+async fn snapshot(Shared(shown): Shared<Arc<Shown>>, Query(range): Query<Range>, headers: HeaderMap) -> Response {
+    if !allowed(&shown, &headers) {
+        return error(StatusCode::UNAUTHORIZED, "wrong or no x-kvroute-secret");
+    }
+    let hex = |v: Option<&str>| v.map_or(Ok(0), |v| u64::from_str_radix(v, 16));
+    let Ok(from) = hex(range.from.as_deref()) else {
+        return error(StatusCode::BAD_REQUEST, "from: 16 hex digits");
+    };
+    if let Some(epoch) = range.epoch.as_deref()
+        && u64::from_str_radix(epoch, 16) != Ok(shown.hub.stats().epoch.id)
+    {
+        return error(StatusCode::CONFLICT, "another bridge than the one asked for");
+    }
+    let frame = shown.hub.snapshot(from).encode();
+    ([(header::CONTENT_TYPE, "application/octet-stream")], frame).into_response()
+}
+
+async fn replicas(Shared(shown): Shared<Arc<Shown>>, headers: HeaderMap) -> Response {
+    if !allowed(&shown, &headers) {
+        return error(StatusCode::UNAUTHORIZED, "wrong or no x-kvroute-secret");
+    }
+    let stats = shown.hub.stats();
+    Json(Overview {
+        term: stats.epoch.term,
+        epoch: format!("{:016x}", stats.epoch.id),
+        seq: stats.seq,
+        entries: stats.entries,
+        envoys: shown.envoys.iter().map(|e| e.state()).collect(),
+        replicas: shown.registry.states(),
+    })
+    .into_response()
+}
+
+async fn metrics(Shared(shown): Shared<Arc<Shown>>) -> String {
+    let mut out = exposition(&shown.registry.states());
+    let stats = shown.hub.stats();
+    for (family, kind, value) in [
+        ("kvroute_bridge_term", "gauge", stats.epoch.term),
+        ("kvroute_bridge_feed_seq", "gauge", stats.seq),
+        ("kvroute_bridge_ring_bytes", "gauge", stats.ring_bytes as u64),
+        ("kvroute_bridge_entries", "gauge", stats.entries as u64),
+    ] {
+        out.push_str(&format!("# TYPE {family} {kind}\n{family} {value}\n"));
+    }
+    let states: Vec<_> = shown.envoys.iter().map(|e| (e, e.state())).collect();
+    let mut family = |name: &str, kind: &str, value: &dyn Fn(&Envoy, &EnvoyState) -> u64| {
+        out.push_str(&format!("# TYPE {name} {kind}\n"));
+        for (envoy, state) in &states {
+            out.push_str(&format!("{name}{{envoy=\"{}\"}} {}\n", state.url, value(envoy, state)));
+        }
+    };
+    family("kvroute_bridge_leading", "gauge", &|_, s| u64::from(s.leading));
+    family("kvroute_bridge_sent_total", "counter", &|e, _| e.counts.sent.load(Ordering::Relaxed));
+    family("kvroute_bridge_failed_total", "counter", &|e, _| e.counts.failed.load(Ordering::Relaxed));
+    family("kvroute_bridge_skipped_frames_total", "counter", &|e, _| e.counts.skipped.load(Ordering::Relaxed));
+    family("kvroute_bridge_worker_backlog", "gauge", &|_, s| s.slots.iter().map(|s| s.backlog).max().unwrap_or(0));
+    out
+}

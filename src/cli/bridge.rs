@@ -1,0 +1,127 @@
+//! `kvroute bridge`: follows the replicas' KV events and feeds them to Envoy.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::bridge::config::ReplicaSpec;
+use crate::bridge::{Bridge, BridgeConfig};
+
+/// Follows the replicas' KV events and feeds them to Envoy.
+#[derive(Debug, Args)]
+pub struct BridgeArgs {
+    /// Ingest listener of an Envoy, http://HOST:PORT; once for each Envoy
+    #[arg(long = "envoy", value_name = "URL", required = true)]
+    envoys: Vec<String>,
+    /// A replica: name=r0,http=http://10.0.0.1:8000,model=ID,kv=tcp://10.0.0.1:5557[,replay=tcp://10.0.0.1:5558]
+    /// [,block-size=N][,address=IP:PORT][,topic=T][,ranks=N][,kv-bind=tcp://IP:PORT]; once for each
+    #[arg(long = "replica", value_name = "K=V,...", value_parser = ReplicaSpec::parse)]
+    replicas: Vec<ReplicaSpec>,
+    /// YAML file with `replicas:`, watched for changes
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// File with the secret shared with the ingest listener and the workers
+    #[arg(long, value_name = "FILE", conflicts_with = "secret")]
+    secret_file: Option<PathBuf>,
+    /// The secret itself
+    #[arg(long, env = "KVROUTE_SECRET", hide_env_values = true)]
+    secret: Option<String>,
+    /// Where snapshots and metrics are served
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070")]
+    listen: SocketAddr,
+    /// The deployment's hash_seed, as in the filter's configuration
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    hash_seed: String,
+    /// Where the caches are kept over a restart
+    #[arg(long, value_name = "FILE")]
+    checkpoint: Option<PathBuf>,
+    /// Milliseconds between two readings of /metrics
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    scrape_ms: u64,
+    /// Blocks tracked per replica at most
+    #[arg(long, value_name = "N", default_value_t = 8 << 20)]
+    max_blocks: usize,
+}
+
+impl BridgeArgs {
+    /// Runs until SIGTERM or SIGINT.
+    pub fn run(self) -> ExitCode {
+        crate::cli::init_logging();
+        let config = match self.config() {
+            Ok(config) => config,
+            Err(error) => {
+                eprintln!("kvroute bridge: {error}");
+                return ExitCode::from(2);
+            }
+        };
+        let runtime = match tokio::runtime::Runtime::new() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("kvroute bridge: {error}");
+                return ExitCode::from(1);
+            }
+        };
+        runtime.block_on(async {
+            let bridge = match Bridge::start(config).await {
+                Ok(bridge) => bridge,
+                Err(error) => {
+                    eprintln!("kvroute bridge: {error}");
+                    return ExitCode::from(2);
+                }
+            };
+            eprintln!("kvroute bridge: listening on {}", bridge.address);
+            wait_for_end().await;
+            bridge.stop().await;
+            ExitCode::SUCCESS
+        })
+    }
+
+    fn config(self) -> Result<BridgeConfig, String> {
+        let secret = match (&self.secret_file, self.secret) {
+            (Some(path), _) => {
+                let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+                text.trim().to_owned()
+            }
+            (None, Some(secret)) => secret,
+            (None, None) => return Err("set --secret-file, --secret or KVROUTE_SECRET".into()),
+        };
+        if secret.is_empty() {
+            return Err("the secret is empty".into());
+        }
+        if self.replicas.is_empty() && self.config.is_none() {
+            return Err("no replicas: give --replica or --config".into());
+        }
+        for url in &self.envoys {
+            if !url.starts_with("http://") && !url.starts_with("https://") {
+                return Err(format!("--envoy {url}: write http://HOST:PORT"));
+            }
+        }
+        Ok(BridgeConfig {
+            envoys: self.envoys,
+            secret,
+            listen: self.listen,
+            hash_seed: self.hash_seed,
+            replicas: self.replicas,
+            file: self.config,
+            checkpoint: self.checkpoint,
+            scrape_every: Duration::from_millis(self.scrape_ms),
+            max_blocks: self.max_blocks,
+            ..BridgeConfig::default()
+        })
+    }
+}
+
+async fn wait_for_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut term) = signal(SignalKind::terminate()) else {
+        let _ = tokio::signal::ctrl_c().await;
+        return;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
