@@ -52,11 +52,8 @@ impl Registry {
     /// description changed leaves and comes anew. `saved`: what a checkpoint knows.
     pub fn reconcile(&self, wanted: &[ReplicaSpec], saved: &mut Vec<Saved>) {
         let mut followed = self.lock();
-        let gone: Vec<String> = followed
-            .iter()
-            .filter(|(_, f)| !wanted.contains(&f.spec))
-            .map(|(name, _)| name.clone())
-            .collect();
+        let gone: Vec<String> =
+            followed.iter().filter(|(_, f)| !wanted.contains(&f.spec)).map(|(name, _)| name.clone()).collect();
         for name in gone {
             if let Some(old) = followed.remove(&name) {
                 tracing::info!("replica {name}: gone");
@@ -87,9 +84,8 @@ impl Registry {
             if let Some(at) = saved.iter().position(|s| s.is_of(spec, rank)) {
                 saved.swap_remove(at).restore(&replica, cache);
             }
-            let endpoint = |text: &Option<String>| {
-                text.as_deref().and_then(|t| Endpoint::parse(t).ok()).map(|e| e.of_rank(rank))
-            };
+            let endpoint =
+                |text: &Option<String>| text.as_deref().and_then(|t| Endpoint::parse(t).ok()).map(|e| e.of_rank(rank));
             let bind = spec.kv_bind.is_some();
             if let Some(events) = endpoint(&spec.kv).or_else(|| endpoint(&spec.kv_bind)) {
                 let source = Source { events, bind, topic: spec.topic.clone(), replay: endpoint(&spec.replay) };

@@ -50,9 +50,10 @@ pub fn parse(page: &str, rank: u32) -> Reading {
     let (mut sglang_tokens, mut page_size) = (None, None);
     for line in page.lines() {
         let Some((name, labels, value)) = sample(line) else { continue };
-        if labels.iter().any(|(k, v)| {
-            matches!(*k, "engine" | "dp_rank" | "engine_id") && v.parse::<u32>().is_ok_and(|r| r != rank)
-        }) {
+        if labels
+            .iter()
+            .any(|(k, v)| matches!(*k, "engine" | "dp_rank" | "engine_id") && v.parse::<u32>().is_ok_and(|r| r != rank))
+        {
             continue;
         }
         let count = value.clamp(0.0, u64::MAX as f64) as u64;

@@ -13,9 +13,10 @@ use crate::feed::FeedReplicaId;
 use crate::feed::record::{Record, Trust};
 
 /// What the source does next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Step {
     /// Nothing: go on.
+    #[default]
     Done,
     /// Ask for all messages from this number on, then hand in the one at hand again.
     Replay(u64),

@@ -5,14 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
+use anyhow::{Context, bail, ensure};
 
 use crate::bridge::config::ReplicaSpec;
 use crate::bridge::{Bridge, BridgeConfig};
 
 /// Follows the replicas' KV events and feeds them to Envoy.
-#[derive(Debug, Args)]
-pub struct BridgeArgs {
+///
+/// Runs until SIGTERM or SIGINT.
+#[derive(Debug, clap::Args)]
+pub struct Args {
     /// Ingest listener of an Envoy, http://HOST:PORT; once for each Envoy
     #[arg(long = "envoy", value_name = "URL", required = true)]
     envoys: Vec<String>,
@@ -46,58 +48,35 @@ pub struct BridgeArgs {
     max_blocks: usize,
 }
 
-impl BridgeArgs {
-    /// Runs until SIGTERM or SIGINT.
-    pub fn run(self) -> ExitCode {
-        crate::cli::init_logging();
-        let config = match self.config() {
-            Ok(config) => config,
-            Err(error) => {
-                eprintln!("kvroute bridge: {error}");
-                return ExitCode::from(2);
-            }
-        };
-        let runtime = match tokio::runtime::Runtime::new() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                eprintln!("kvroute bridge: {error}");
-                return ExitCode::from(1);
-            }
-        };
-        runtime.block_on(async {
-            let bridge = match Bridge::start(config).await {
-                Ok(bridge) => bridge,
-                Err(error) => {
-                    eprintln!("kvroute bridge: {error}");
-                    return ExitCode::from(2);
-                }
-            };
-            eprintln!("kvroute bridge: listening on {}", bridge.address);
-            wait_for_end().await;
-            bridge.stop().await;
-            ExitCode::SUCCESS
-        })
-    }
+/// Runs it.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let config = args.config()?;
+    tokio::runtime::Runtime::new()?.block_on(async {
+        let bridge = Bridge::start(config).await.map_err(anyhow::Error::msg)?;
+        println!("listening on {}", bridge.address);
+        wait_for_end().await;
+        bridge.stop().await;
+        Ok(ExitCode::SUCCESS)
+    })
+}
 
-    fn config(self) -> Result<BridgeConfig, String> {
+impl Args {
+    fn config(self) -> anyhow::Result<BridgeConfig> {
         let secret = match (&self.secret_file, self.secret) {
             (Some(path), _) => {
-                let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+                let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
                 text.trim().to_owned()
             }
             (None, Some(secret)) => secret,
-            (None, None) => return Err("set --secret-file, --secret or KVROUTE_SECRET".into()),
+            (None, None) => bail!("set --secret-file, --secret or KVROUTE_SECRET"),
         };
-        if secret.is_empty() {
-            return Err("the secret is empty".into());
-        }
-        if self.replicas.is_empty() && self.config.is_none() {
-            return Err("no replicas: give --replica or --config".into());
-        }
+        ensure!(!secret.is_empty(), "the secret is empty");
+        ensure!(!self.replicas.is_empty() || self.config.is_some(), "no replicas: give --replica or --config");
         for url in &self.envoys {
-            if !url.starts_with("http://") && !url.starts_with("https://") {
-                return Err(format!("--envoy {url}: write http://HOST:PORT"));
-            }
+            let is_url = url.starts_with("http://") || url.starts_with("https://");
+            ensure!(is_url, "--envoy {url}: write http://HOST:PORT");
         }
         Ok(BridgeConfig {
             envoys: self.envoys,

@@ -1,5 +1,6 @@
 //! The command line. One file a subcommand: its arguments, and `run`.
 
+mod bridge;
 mod inspect;
 mod load;
 mod mock_replica;
@@ -19,6 +20,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Bridge(bridge::Args),
     Pack(pack::PackArgs),
     Inspect(inspect::InspectArgs),
     Load(load::Args),
@@ -30,6 +32,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
+        Command::Bridge(args) => bridge::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Load(args) => load::run(args),

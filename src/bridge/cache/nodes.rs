@@ -180,8 +180,7 @@ impl Nodes {
 
     fn place(&mut self, key: EngineHash, block: BlockHash, flags: u8) -> Ix {
         let (parent, first_child, next, prev) = (NONE, NONE, NONE, NONE);
-        let node =
-            Node { key, block, parent, first_child, next, prev, lane0: 0, flags, announced: 0, more: None };
+        let node = Node { key, block, parent, first_child, next, prev, lane0: 0, flags, announced: 0, more: None };
         match self.free.pop() {
             Some(ix) => {
                 self[ix] = node;
