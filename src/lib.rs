@@ -36,6 +36,7 @@
 )]
 
 pub mod blocks;
+pub mod clock;
 pub mod config;
 pub mod explain;
 pub mod feed;

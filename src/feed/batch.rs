@@ -78,8 +78,17 @@ impl<'a> BatchReader<'a> {
         if xxh3_64(body) != u64::from_le_bytes(*sum) {
             return Err(FrameError::Checksum);
         }
-        let header = BatchHeader { epoch: Epoch { term: r.u64()?, id: r.u64()? }, seq: r.u64()? };
+        let header = Self::header(&mut r)?;
         Ok(BatchReader { header, rest: r })
+    }
+
+    /// The header of a frame that was checked before.
+    pub fn header_of(frame: &[u8]) -> Option<BatchHeader> {
+        Self::header(&mut Reader(frame.get(4..HEADER_BYTES)?)).ok()
+    }
+
+    fn header(r: &mut Reader<'_>) -> Result<BatchHeader, FrameError> {
+        Ok(BatchHeader { epoch: Epoch { term: r.u64()?, id: r.u64()? }, seq: r.u64()? })
     }
 
     /// The next record of a known kind, or `None` at the end.

@@ -4,6 +4,8 @@
 //!   every live slot. One batch is one frame; an empty one is the heartbeat.
 //! * [`snapshot`]: the answer to `GET /kvroute/v1/snapshot` of the bridge, one range of hashes at a time.
 //! * [`record`]: the records that both are made of.
+//! * [`slots`]: how batches get from the ingest VM to every router VM, and who may send them.
+//! * [`sync`]: how a router VM stays in step.
 //!
 //! Identity: a bridge process is an [`Epoch`] (random), its turn at leading is a term (counted up); `seq` counts
 //! the batches of one (term, epoch) from 1 without holes. Replicas are numbered by the bridge; a number means
@@ -16,7 +18,9 @@
 
 pub mod batch;
 pub mod record;
+pub mod slots;
 pub mod snapshot;
+pub mod sync;
 pub mod wire;
 
 /// One turn of one bridge at leading.

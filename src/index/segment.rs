@@ -1,0 +1,261 @@
+//! One small open-addressing table: linear probing, backward-shift deletion, growth by a quarter.
+
+/// Bits of a key that are the hash; the others are [`Slot::useful`] and [`Slot::depth`]. The 12 bits of the hash
+/// that fall away are the number of the segment.
+pub(super) const KEY_BITS: u32 = 52;
+pub(super) const KEY: u64 = (1 << KEY_BITS) - 1;
+const DEPTH_AT: u32 = 52;
+const USEFUL_AT: u32 = 60;
+
+/// How useful a block is when it is stored, of 15.
+const USEFUL_NEW: u64 = 6;
+/// How useful a block is when a request has just matched it.
+const USEFUL_HIT: u64 = 15;
+
+/// A growing segment never has more slots than this, so no growth takes longer than about a millisecond.
+const MAX_SLOTS: usize = 1 << 16;
+const MIN_SLOTS: usize = 8;
+
+/// Who holds one block. No holders: an empty slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Slot {
+    word: u64,
+    pub holders: u64,
+    pub ends: u64,
+}
+
+/// Bytes of a slot.
+pub(super) const SLOT_BYTES: usize = size_of::<Slot>();
+
+impl Slot {
+    pub fn key(&self) -> u64 {
+        self.word & KEY
+    }
+    fn useful(&self) -> u64 {
+        self.word >> USEFUL_AT
+    }
+    fn set_useful(&mut self, useful: u64) {
+        self.word = (self.word & !(15 << USEFUL_AT)) | (useful << USEFUL_AT);
+    }
+    /// Depth in the chain in units of 8 blocks, at most 255.
+    pub fn depth(&self) -> u64 {
+        (self.word >> DEPTH_AT) & 255
+    }
+    /// Small: goes first. Least useful first, of those the deepest.
+    fn rank(&self) -> u16 {
+        ((self.useful() << 8) | (255 - self.depth())) as u16
+    }
+}
+
+/// The random of this VM that decides where in a segment a key goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seed {
+    xor: u64,
+    multiply: u64,
+}
+
+impl Seed {
+    pub fn new(random: u64) -> Self {
+        Seed { xor: random, multiply: random.rotate_left(32).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1 }
+    }
+    fn mix(self, key: u64) -> u64 {
+        let mut x = (key ^ self.xor).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        x ^= x >> 32;
+        x.wrapping_mul(self.multiply) >> 32
+    }
+}
+
+/// What [`Segment::entry`] found.
+pub(super) enum Entry<'a> {
+    /// The slot of the key; new ones have no holders yet and must be given some.
+    Slot(&'a mut Slot),
+    /// The key is absent and the segment is full.
+    Full,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Segment {
+    slots: Box<[Slot]>,
+    used: u32,
+}
+
+impl Segment {
+    pub fn used(&self) -> usize {
+        self.used as usize
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.slots.len() * SLOT_BYTES
+    }
+
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    fn home(&self, key: u64, seed: Seed) -> usize {
+        ((seed.mix(key) * self.slots.len() as u64) >> 32) as usize
+    }
+
+    fn next(&self, at: usize) -> usize {
+        if at + 1 >= self.slots.len() { 0 } else { at + 1 }
+    }
+
+    /// The place of `key`, or of the empty slot where it would go. `None`: no slot at all.
+    fn find(&self, key: u64, seed: Seed) -> Option<usize> {
+        let home = self.home(key, seed);
+        let (wrapped, straight) = self.slots.split_at_checked(home)?;
+        let fits = |slot: &Slot| slot.holders == 0 || slot.key() == key;
+        match straight.iter().position(fits) {
+            Some(at) => Some(home + at),
+            None => wrapped.iter().position(fits),
+        }
+    }
+
+    pub fn get(&self, key: u64, seed: Seed) -> Option<&Slot> {
+        self.slots.get(self.find(key, seed)?).filter(|slot| slot.holders != 0)
+    }
+
+    pub fn get_mut(&mut self, key: u64, seed: Seed) -> Option<&mut Slot> {
+        let at = self.find(key, seed)?;
+        self.slots.get_mut(at).filter(|slot| slot.holders != 0)
+    }
+
+    /// Whether one more entry would pass the load of 0.8.
+    fn full(&self) -> bool {
+        (self.used() + 1) * 5 > self.slots.len() * 4
+    }
+
+    /// The slot of `key`, made when absent (with `depth` in units of 8 blocks).
+    pub fn entry(&mut self, key: u64, depth: u64, seed: Seed) -> Entry<'_> {
+        let full = self.full();
+        let Some(at) = self.find(key, seed) else { return Entry::Full };
+        let Some(slot) = self.slots.get_mut(at) else { return Entry::Full };
+        if slot.holders == 0 {
+            if full {
+                return Entry::Full;
+            }
+            self.used += 1;
+            *slot = Slot { word: (key & KEY) | (depth.min(255) << DEPTH_AT), holders: 0, ends: 0 };
+        }
+        if slot.useful() < USEFUL_NEW {
+            slot.set_useful(USEFUL_NEW);
+        }
+        Entry::Slot(slot)
+    }
+
+    /// The bytes that [`Segment::grow`] would add; `None` when it may not grow any more.
+    pub fn growth(&self) -> Option<usize> {
+        let now = self.slots.len();
+        (now < MAX_SLOTS).then(|| (now + (now >> 2)).max(MIN_SLOTS).saturating_sub(now) * SLOT_BYTES)
+    }
+
+    pub fn grow(&mut self, seed: Seed) {
+        let now = self.slots.len();
+        self.rebuild((now + (now >> 2)).max(MIN_SLOTS), seed);
+    }
+
+    /// Lets go of slots when most are empty. True when it did.
+    pub fn shrink(&mut self, seed: Seed) -> bool {
+        let enough = self.used() + (self.used() >> 1);
+        if enough + MIN_SLOTS >= self.slots.len() - (self.slots.len() >> 2) {
+            return false;
+        }
+        self.rebuild(if self.used == 0 { 0 } else { enough.max(MIN_SLOTS) }, seed);
+        true
+    }
+
+    fn rebuild(&mut self, slots: usize, seed: Seed) {
+        let old = std::mem::replace(&mut self.slots, vec![Slot::default(); slots].into_boxed_slice());
+        for slot in old.iter().filter(|slot| slot.holders != 0) {
+            if let Some(place) = self.find(slot.key(), seed).and_then(|at| self.slots.get_mut(at)) {
+                *place = *slot;
+            }
+        }
+    }
+
+    /// Takes `holders` out of the slot of `key`, and the slot with the last of them. Gives those that were in.
+    pub fn remove(&mut self, key: u64, holders: u64, seed: Seed) -> u64 {
+        let Some(at) = self.find(key, seed) else { return 0 };
+        let Some(slot) = self.slots.get_mut(at) else { return 0 };
+        let gone = slot.holders & holders;
+        if gone == 0 {
+            return 0;
+        }
+        slot.holders &= !gone;
+        slot.ends &= !gone;
+        if slot.holders == 0 {
+            self.close(at, seed);
+        }
+        gone
+    }
+
+    /// Makes the slot at `hole`, already without holders, an empty one: what probed past it moves up.
+    fn close(&mut self, mut hole: usize, seed: Seed) {
+        self.used = self.used.saturating_sub(1);
+        let length = self.slots.len();
+        let distance = |from: usize, to: usize| if to >= from { to - from } else { to + length - from };
+        let mut at = hole;
+        for _ in 0..length {
+            at = self.next(at);
+            let Some(slot) = self.slots.get(at).copied().filter(|slot| slot.holders != 0) else { break };
+            if distance(self.home(slot.key(), seed), at) >= distance(hole, at) {
+                if let Some(place) = self.slots.get_mut(hole) {
+                    *place = slot;
+                }
+                hole = at;
+            }
+        }
+        if let Some(place) = self.slots.get_mut(hole) {
+            *place = Slot::default();
+        }
+    }
+
+    /// Takes `dead` out of every slot.
+    pub fn sweep(&mut self, dead: u64, seed: Seed) {
+        let mut at = 0;
+        while let Some(slot) = self.slots.get_mut(at) {
+            let hit = slot.holders & dead != 0;
+            slot.holders &= !dead;
+            slot.ends &= !dead;
+            if hit && slot.holders == 0 {
+                self.close(at, seed); // another one may stand here now: look again
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// The key was of use to a request.
+    pub fn touch(&mut self, key: u64, seed: Seed) {
+        if let Some(slot) = self.get_mut(key, seed)
+            && slot.useful() < USEFUL_HIT
+        {
+            slot.set_useful(USEFUL_HIT);
+        }
+    }
+
+    /// Gives up about an eighth of the entries (at least one), the least useful first, and lets the others age.
+    pub fn evict(&mut self, seed: Seed, mut gone: impl FnMut(Slot)) {
+        let mut ranks: Vec<u16> = self.slots.iter().filter(|s| s.holders != 0).map(Slot::rank).collect();
+        if ranks.is_empty() {
+            return;
+        }
+        let mut left = (ranks.len() >> 3).max(1);
+        let at = left - 1;
+        let (_, limit, _) = ranks.select_nth_unstable(at);
+        let limit = *limit;
+        let mut victims = Vec::with_capacity(left);
+        for slot in self.slots.iter_mut().filter(|s| s.holders != 0) {
+            if left > 0 && slot.rank() <= limit {
+                victims.push(*slot);
+                left -= 1;
+            } else {
+                slot.set_useful(slot.useful().saturating_sub(1));
+            }
+        }
+        for slot in victims {
+            self.remove(slot.key(), u64::MAX, seed);
+            gone(slot);
+        }
+    }
+}

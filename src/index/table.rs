@@ -1,0 +1,176 @@
+//! The blocks of one tier held by one plane of 64 replicas.
+
+use super::segment::{Entry, KEY, KEY_BITS, Seed, Segment, Slot};
+use crate::blocks::BlockHash;
+
+/// Segments of a table: one for each value of the first 12 bits of a hash.
+pub(super) const SEGMENTS: usize = 1 << (64 - KEY_BITS);
+
+#[derive(Debug)]
+pub(super) struct Table {
+    segments: Box<[Segment]>,
+    entries: usize,
+    slot_bytes: usize,
+    /// Where [`Table::make_room`] goes on.
+    hand: usize,
+}
+
+/// What storing needs to know of the room that is left.
+pub(super) struct Room<'a> {
+    /// Bytes that all tables together may still take.
+    pub free: usize,
+    /// Told of each entry that had to go.
+    pub evicted: &'a mut dyn FnMut(Slot),
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new() -> Self {
+        let segments = (0..SEGMENTS).map(|_| Segment::default()).collect();
+        Table { segments, entries: 0, slot_bytes: 0, hand: 0 }
+    }
+
+    /// Entries: blocks that at least one replica of the plane holds.
+    pub fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// Bytes of it all.
+    pub fn bytes(&self) -> usize {
+        Self::empty_bytes() + self.slot_bytes
+    }
+
+    /// Bytes of a table without entries.
+    pub fn empty_bytes() -> usize {
+        SEGMENTS * size_of::<Segment>()
+    }
+
+    fn segment(&self, hash: BlockHash) -> Option<&Segment> {
+        self.segments.get((hash.0 >> KEY_BITS) as usize)
+    }
+
+    pub fn get(&self, hash: BlockHash, seed: Seed) -> (u64, u64) {
+        match self.segment(hash).and_then(|s| s.get(hash.0 & KEY, seed)) {
+            Some(slot) => (slot.holders, slot.ends),
+            None => (0, 0),
+        }
+    }
+
+    pub fn depth(&self, hash: BlockHash, seed: Seed) -> Option<u64> {
+        self.segment(hash).and_then(|s| s.get(hash.0 & KEY, seed)).map(Slot::depth)
+    }
+
+    pub fn touch(&mut self, hash: BlockHash, seed: Seed) {
+        if let Some(segment) = self.segments.get_mut((hash.0 >> KEY_BITS) as usize) {
+            segment.touch(hash.0 & KEY, seed);
+        }
+    }
+
+    /// Within `cover`, makes `holders` and `ends` those of `hash`. Gives the holders within `cover` before.
+    /// `holders` must not be empty.
+    pub fn set(
+        &mut self,
+        hash: BlockHash,
+        cover: u64,
+        (holders, ends): (u64, u64),
+        depth: u64,
+        seed: Seed,
+        room: &mut Room<'_>,
+    ) -> u64 {
+        let Some(segment) = self.segments.get_mut((hash.0 >> KEY_BITS) as usize) else { return 0 };
+        let key = hash.0 & KEY;
+        // At most: find it full, grow or evict, then it fits.
+        for _ in 0..3 {
+            let used = segment.used();
+            match segment.entry(key, depth, seed) {
+                Entry::Slot(slot) => {
+                    let before = slot.holders & cover;
+                    slot.holders = (slot.holders & !cover) | (holders & cover);
+                    slot.ends = (slot.ends & !cover) | (ends & holders & cover);
+                    self.entries += segment.used() - used;
+                    return before;
+                }
+                Entry::Full => match segment.growth().filter(|more| *more <= room.free) {
+                    Some(more) => {
+                        segment.grow(seed);
+                        self.slot_bytes += more;
+                        room.free -= more;
+                    }
+                    None => {
+                        segment.evict(seed, &mut *room.evicted);
+                        self.entries = (self.entries + segment.used()).saturating_sub(used);
+                    }
+                },
+            }
+        }
+        0
+    }
+
+    /// Takes `holders` off `hash`; gives those that were on it.
+    pub fn remove(&mut self, hash: BlockHash, holders: u64, seed: Seed) -> u64 {
+        let Some(segment) = self.segments.get_mut((hash.0 >> KEY_BITS) as usize) else { return 0 };
+        let used = segment.used();
+        let gone = segment.remove(hash.0 & KEY, holders, seed);
+        self.entries -= used - segment.used();
+        gone
+    }
+
+    /// Takes `dead` off everything in segment number `at`, and gives back room. False: there is no such segment.
+    pub fn sweep(&mut self, at: usize, dead: u64, seed: Seed) -> bool {
+        let Some(segment) = self.segments.get_mut(at) else { return false };
+        let (used, bytes) = (segment.used(), segment.bytes());
+        segment.sweep(dead, seed);
+        segment.shrink(seed);
+        self.entries -= used - segment.used();
+        self.slot_bytes -= bytes - segment.bytes();
+        true
+    }
+
+    /// Gives up entries and the room that they took, a few segments at a time. Gives the bytes freed.
+    pub fn make_room(&mut self, seed: Seed, gone: &mut dyn FnMut(Slot)) -> usize {
+        let mut freed = 0;
+        for _ in 0..8 {
+            self.hand = if self.hand + 1 >= SEGMENTS { 0 } else { self.hand + 1 };
+            let Some(segment) = self.segments.get_mut(self.hand) else { return freed };
+            let (used, bytes) = (segment.used(), segment.bytes());
+            // Down to a half, so that shrinking pays.
+            while segment.used() * 2 > used.max(2) {
+                segment.evict(seed, &mut *gone);
+            }
+            segment.shrink(seed);
+            self.entries -= used - segment.used();
+            self.slot_bytes -= bytes - segment.bytes();
+            freed += bytes - segment.bytes();
+        }
+        freed
+    }
+
+    /// The entries of segment number `at`, with whole hashes.
+    pub fn segment_entries(&self, at: usize) -> impl Iterator<Item = (BlockHash, u64, u64)> {
+        let first = (at as u64) << KEY_BITS;
+        let slots = self.segments.get(at).map_or(&[][..], Segment::slots);
+        slots.iter().filter(|s| s.holders != 0).map(move |s| (BlockHash(first | s.key()), s.holders, s.ends))
+    }
+
+    /// Changes in place what is held of segment number `at`: `want` gives for each entry the holders and ends
+    /// that it should have, which may be none.
+    pub fn rewrite(&mut self, at: usize, seed: Seed, want: &mut dyn FnMut(BlockHash, u64, u64) -> (u64, u64)) {
+        let first = (at as u64) << KEY_BITS;
+        let Some(segment) = self.segments.get_mut(at) else { return };
+        let used = segment.used();
+        let entries: Vec<(u64, u64, u64)> =
+            segment.slots().iter().filter(|s| s.holders != 0).map(|s| (s.key(), s.holders, s.ends)).collect();
+        for (key, holders, ends) in entries {
+            let (to_holders, to_ends) = want(BlockHash(first | key), holders, ends);
+            if (to_holders, to_ends) == (holders, ends) {
+                continue;
+            }
+            if to_holders == 0 {
+                segment.remove(key, u64::MAX, seed);
+            } else if let Some(slot) = segment.get_mut(key, seed) {
+                (slot.holders, slot.ends) = (to_holders, to_ends & to_holders);
+            }
+        }
+        self.entries -= used - segment.used();
+    }
+}

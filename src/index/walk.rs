@@ -1,0 +1,130 @@
+//! Matching a chain: one hash after another, as they become known.
+
+use super::store::{Column, Index, TIERS, bits};
+use super::PLANE;
+use crate::blocks::BlockHash;
+
+/// How much of a chain one replica holds, in blocks from the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Blocks held without a hole.
+    pub blocks: u32,
+    /// Blocks up to the last place where a hit may end.
+    pub end: u32,
+    /// Of `end`, blocks that only host memory holds.
+    pub cpu: u32,
+    /// Of `end`, blocks that only disk or remote storage holds.
+    pub disk: u32,
+    /// Of `end`, blocks that are only predicted.
+    pub predicted: u32,
+}
+
+/// A walk along one chain. Ask [`Walk::push`] for each hash until it says that nobody goes further.
+#[derive(Clone, Debug, Default)]
+pub struct Walk {
+    planes: Vec<PlaneWalk>,
+    depth: u32,
+}
+
+#[derive(Clone, Debug)]
+struct PlaneWalk {
+    plane: usize,
+    alive: u64,
+    /// Those for which the last block was one where a hit may end.
+    ended: u64,
+    held: [Held; PLANE],
+}
+
+impl Walk {
+    /// A walk that looks at these columns only.
+    pub fn new(columns: impl Iterator<Item = Column>) -> Self {
+        let mut walk = Walk::default();
+        for column in columns {
+            let at = walk.planes.iter().position(|p| p.plane == column.plane());
+            match at.and_then(|at| walk.planes.get_mut(at)) {
+                Some(plane) => plane.alive |= column.bit(),
+                None => walk.planes.push(PlaneWalk {
+                    plane: column.plane(),
+                    alive: column.bit(),
+                    ended: 0,
+                    held: [Held::default(); PLANE],
+                }),
+            }
+        }
+        walk
+    }
+
+    /// Blocks walked so far.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Whether anybody holds everything so far.
+    pub fn alive(&self) -> bool {
+        self.planes.iter().any(|p| p.alive != 0)
+    }
+
+    /// The next block of the chain. `predicted` gives the predicted holders of it in a plane. False: nobody
+    /// holds the chain up to here any more, and further hashes change nothing.
+    pub fn push(&mut self, index: &Index, hash: BlockHash, predicted: impl Fn(usize, BlockHash) -> u64) -> bool {
+        let mut any = false;
+        for plane in self.planes.iter_mut().filter(|p| p.alive != 0) {
+            let mut tiers = [(0, 0); TIERS];
+            for (tier, held) in tiers.iter_mut().enumerate() {
+                *held = index.get(plane.plane, tier, hash);
+            }
+            plane.step(tiers, predicted(plane.plane, hash), self.depth);
+            any |= plane.alive != 0;
+        }
+        if any {
+            self.depth += 1;
+        }
+        any
+    }
+
+    /// What a column holds of the chain walked so far.
+    pub fn held(&self, column: Column) -> Held {
+        let Some(plane) = self.planes.iter().find(|p| p.plane == column.plane()) else { return Held::default() };
+        let mut held = plane.held.get(column.bit().trailing_zeros() as usize).copied().unwrap_or_default();
+        if plane.alive & column.bit() != 0 {
+            held.blocks = self.depth;
+            if plane.ended & column.bit() != 0 {
+                held.end = self.depth;
+            }
+        }
+        // Lower tiers and predictions are counted as the chain goes; behind the last end they don't matter, and
+        // they are taken to lie there first.
+        let behind = held.blocks.saturating_sub(held.end);
+        held.predicted = held.predicted.saturating_sub(behind);
+        held.cpu = held.cpu.saturating_sub(behind);
+        held.disk = held.disk.saturating_sub(behind);
+        held
+    }
+}
+
+impl PlaneWalk {
+    fn step(&mut self, [gpu, cpu, disk]: [(u64, u64); TIERS], predicted: u64, depth: u32) {
+        let before = self.alive;
+        self.alive &= gpu.0 | cpu.0 | disk.0 | predicted;
+        let ended = (gpu.1 | cpu.1 | disk.1 | predicted) & self.alive;
+        for bit in bits(before & !self.alive) {
+            self.with(bit, |held| held.blocks = depth);
+        }
+        for bit in bits(self.ended & !ended) {
+            self.with(bit, |held| held.end = depth);
+        }
+        self.ended = ended;
+        let lower = self.alive & !gpu.0;
+        if lower != 0 {
+            bits(lower & cpu.0).for_each(|bit| self.with(bit, |held| held.cpu += 1));
+            bits(lower & !cpu.0 & disk.0).for_each(|bit| self.with(bit, |held| held.disk += 1));
+            bits(lower & !cpu.0 & !disk.0).for_each(|bit| self.with(bit, |held| held.predicted += 1));
+        }
+    }
+
+    fn with(&mut self, bit: u32, change: impl FnOnce(&mut Held)) {
+        if let Some(held) = self.held.get_mut(bit as usize) {
+            change(held);
+        }
+    }
+}

@@ -1,0 +1,718 @@
+//! One door to everything that a router VM believes and decides.
+//!
+//! ```
+//! use kvroute::blocks::{Chain, namespace};
+//! use kvroute::clock::Time;
+//! use kvroute::replicas::{Ask, Fleet, FleetSettings, StaticReplica};
+//!
+//! let mut fleet = Fleet::new(FleetSettings::default(), 1);
+//! let replica = |port| StaticReplica {
+//!     address: format!("10.0.0.1:{port}"), model: "m".into(), block_size: 16, rank: 0, capacity_blocks: 0,
+//! };
+//! fleet.set_static(&[replica(8001), replica(8002)]);
+//!
+//! // A request: hashes as they become known, the choice, then what becomes of it.
+//! let mut hashes = Vec::new();
+//! Chain::new(namespace("", "m", None, None), 16).extend(&[7; 64], &mut hashes);
+//! let mut first = |now| {
+//!     let mut matching = fleet.begin("m", 16).unwrap();
+//!     for hash in &hashes {
+//!         fleet.push(&mut matching, *hash); // false: nobody holds more, no need to hash further before the pick
+//!     }
+//!     let pick = fleet.choose(&matching, &Ask { tokens: 64, now, ..Ask::default() }).unwrap();
+//!     fleet.first_data(pick.booking, now); // the first SSE `data:` line
+//!     fleet.grown(pick.booking, 20); // tokens of the answer
+//!     fleet.finish(pick.booking, true, now); // in on_log
+//!     pick
+//! };
+//! let (one, two) = (first(Time(1)), first(Time(2)));
+//! assert_eq!(one.best.address, two.best.address);
+//! assert_eq!(two.matched, 48); // never the whole prompt: the engine computes the last token
+//! ```
+//!
+//! The feed: [`Fleet::on_frame`], [`Fleet::on_snapshot`] and [`Fleet::work`] under a budget; [`Fleet::next_pull`]
+//! says when to ask the bridge for which range. The other VMs: [`Fleet::on_peer`] and [`Fleet::take_message`].
+//! Call [`Fleet::tick`] every 10 to 100 ms.
+
+use std::rc::Rc;
+
+use hashbrown::HashMap;
+
+use super::book::{BookingId, Load};
+use super::members::{ReplicaIdx, StaticReplica};
+use super::peers::{Message, Tell, foreign_booking};
+use super::stats::{FleetStats, ReplicaStats};
+use super::world::World;
+use crate::blocks::BlockHash;
+use crate::clock::{Budget, MS, SECOND, Time};
+use crate::feed::record::{ReplicaInfo, Trust};
+use crate::feed::sync::{Sync, SyncSettings, Verdict};
+use crate::feed::{Epoch, FeedReplicaId, FrameError};
+use crate::index::{Held, Walk};
+use crate::nokey::NoKey;
+use crate::routing::{Candidate, CandidateReceipt, Policy, Reason, Receipt, Request, Scored, last_token_cap, rank};
+
+/// How long predictions outlive the first data, if no event comes.
+const AFTER_FIRST_DATA: u64 = 2 * SECOND;
+/// How often a VM tells the others everything that it has booked.
+const FULL_TELL: u64 = SECOND;
+/// Without a word from the bridge for this long, what is believed counts as being caught up with.
+const QUIET: u64 = 3 * SECOND;
+/// And for this long, as stale.
+const SILENT: u64 = 30 * SECOND;
+/// Blocks of one prompt that are remembered and predicted at most.
+const MAX_CHAIN: usize = 1 << 16;
+
+/// What the configuration says.
+#[derive(Clone, Debug)]
+pub struct FleetSettings {
+    /// The weights of the choice.
+    pub policy: Policy,
+    /// Bytes that the index of this VM may take.
+    pub max_index_bytes: usize,
+    /// Times and sizes of the feed.
+    pub sync: SyncSettings,
+}
+
+impl Default for FleetSettings {
+    fn default() -> Self {
+        FleetSettings { policy: Policy::default(), max_index_bytes: 384 << 20, sync: SyncSettings::default() }
+    }
+}
+
+/// Where a request may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// `ip:port`.
+    pub address: Rc<str>,
+    /// Data-parallel rank.
+    pub rank: u32,
+}
+
+/// A request on its way through the index.
+#[derive(Debug)]
+pub struct Matching {
+    model: Rc<str>,
+    block_size: u32,
+    candidates: Rc<[ReplicaIdx]>,
+    walk: Walk,
+    hashes: Vec<BlockHash>,
+    open: bool,
+}
+
+impl Matching {
+    /// The hashes pushed so far.
+    pub fn hashes(&self) -> &[BlockHash] {
+        &self.hashes
+    }
+
+    /// Whether further hashes could still change the match.
+    pub fn open(&self) -> bool {
+        self.open
+    }
+}
+
+/// What is known of a request at the choice.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ask<'a> {
+    /// Tokens of the prompt.
+    pub tokens: u64,
+    /// They are an estimate.
+    pub estimated: bool,
+    /// The value of the session header, where the policy looks at one.
+    pub session: Option<&'a str>,
+    /// Whether to write a receipt.
+    pub explain: bool,
+    /// Now.
+    pub now: Time,
+}
+
+/// A choice, booked.
+#[derive(Clone, Debug)]
+pub struct Pick {
+    /// Where to send it.
+    pub best: Target,
+    /// Where to send it next if that fails; other addresses than the best one's.
+    pub next: Vec<Target>,
+    /// By this name the rest is told of it.
+    pub booking: BookingId,
+    /// Prompt tokens that the engine is expected to find in its cache.
+    pub matched: u64,
+    /// The cost of it.
+    pub cost: f64,
+    /// What decided.
+    pub reason: Reason,
+    /// If asked for.
+    pub receipt: Option<Box<Receipt>>,
+}
+
+/// A request that has not ended.
+#[derive(Debug)]
+struct Flight {
+    block_size: u32,
+    /// Tokens of the match.
+    matched: u64,
+    /// Blocks that the pick held already.
+    held: usize,
+    hashes: Vec<BlockHash>,
+    settled: bool,
+}
+
+/// Everything that a router VM believes and decides. See the [module](self).
+#[derive(Debug)]
+pub struct Fleet {
+    world: World,
+    sync: Sync,
+    policy: Policy,
+    flights: HashMap<BookingId, Flight>,
+    tells: Vec<Tell>,
+    last_full: Time,
+    random: u64,
+    blocks_missed: bool,
+}
+
+impl Fleet {
+    /// Knows nothing. `random` must differ from VM to VM, and be secret.
+    pub fn new(settings: FleetSettings, random: u64) -> Self {
+        Fleet {
+            world: World::new(settings.max_index_bytes, random),
+            sync: Sync::new(settings.sync),
+            policy: settings.policy,
+            flights: HashMap::new(),
+            tells: Vec::new(),
+            last_full: Time(0),
+            random,
+            blocks_missed: false,
+        }
+    }
+
+    /// The configuration was loaded again; what is believed stays.
+    pub fn configure(&mut self, settings: FleetSettings) {
+        self.world.index.set_max_bytes(settings.max_index_bytes);
+        self.sync.configure(settings.sync);
+        self.policy = settings.policy;
+    }
+
+    /// The replicas that the configuration names, all of them. The feed may know more of them, and others.
+    pub fn set_static(&mut self, replicas: &[StaticReplica]) {
+        let mut named = Vec::new();
+        for replica in replicas {
+            let info = ReplicaInfo {
+                id: FeedReplicaId(u32::MAX),
+                address: replica.address.clone(),
+                model: replica.model.clone(),
+                block_size: replica.block_size,
+                rank: replica.rank,
+                capacity_blocks: replica.capacity_blocks,
+                trust: Trust::NoEvents,
+            };
+            let key = super::ReplicaKey::new(&info.address, info.rank);
+            let by_feed = self.world.members.of_key(key).and_then(|i| self.world.members.get(i)).is_some_and(|r| r.feed.is_some());
+            if !by_feed {
+                self.world.upsert(&info, false);
+            }
+            if let Some(idx) = self.world.members.of_key(key) {
+                named.push(idx);
+            }
+        }
+        let all: Vec<_> = self.world.members.iter().map(|(idx, r)| (idx, r.fixed, r.feed.is_some())).collect();
+        for (idx, was, by_feed) in all {
+            let is = named.contains(&idx);
+            if let Some(replica) = self.world.members.get_mut(idx) {
+                replica.fixed = is;
+            }
+            if was && !is && !by_feed {
+                self.world.leave(idx);
+            }
+        }
+    }
+
+    // The feed.
+
+    /// A batch from the queue. It is applied by [`Fleet::work`].
+    pub fn on_frame(&mut self, frame: &[u8], now: Time) -> Verdict {
+        self.sync.on_frame(frame, now)
+    }
+
+    /// The body of the bridge's answer to a pull.
+    pub fn on_snapshot(&mut self, body: &[u8], now: Time) -> Verdict {
+        self.sync.on_snapshot(body, now)
+    }
+
+    /// The pull was not answered, or with an error.
+    pub fn on_pull_failed(&mut self, now: Time) {
+        self.sync.on_pull_failed(now);
+    }
+
+    /// The first hash of the range to ask the bridge for now, if any. One at a time: the next one comes after
+    /// [`Fleet::on_snapshot`] or [`Fleet::on_pull_failed`], or when the own deadline has passed.
+    pub fn next_pull(&mut self, now: Time) -> Option<u64> {
+        self.sync.next_pull(now)
+    }
+
+    /// The bridge lease names this leader.
+    pub fn adopt(&mut self, epoch: Epoch, now: Time) {
+        self.sync.adopt(epoch, now);
+    }
+
+    /// The slot was lost, and perhaps batches with it: what is believed must be confirmed again.
+    pub fn distrust(&mut self, now: Time) {
+        self.sync.distrust(now);
+    }
+
+    /// Whether [`Fleet::work`] has something to do.
+    pub fn has_work(&self) -> bool {
+        self.sync.has_work() || self.world.index.needs_sweep()
+    }
+
+    /// Applies what waits, as long as `budget` allows. True: nothing waits any more.
+    pub fn work(&mut self, now: Time, budget: Budget<'_>) -> bool {
+        let done = self.sync.work(&mut self.world, now, budget) && self.world.index.sweep(budget);
+        self.blocks_missed |= std::mem::take(&mut self.world.missed);
+        if done && self.blocks_missed {
+            self.blocks_missed = false;
+            self.world.reopen();
+            self.sync.distrust(now);
+        }
+        done
+    }
+
+    /// Whether everything that is believed is confirmed.
+    pub fn synced(&self) -> bool {
+        self.sync.synced()
+    }
+
+    /// Nanoseconds since the bridge was last heard of.
+    pub fn feed_age(&self, now: Time) -> Option<u64> {
+        self.sync.feed_age(now)
+    }
+
+    /// For the slot's heartbeat: the leader followed, and its last batch applied.
+    pub fn applied(&self) -> (Epoch, u64) {
+        self.sync.applied()
+    }
+
+    // The other VMs.
+
+    /// A message of another VM ([`Message::is`] tells it from a batch).
+    pub fn on_peer(&mut self, bytes: &[u8], now: Time) -> Result<(), FrameError> {
+        let message = Message::decode(bytes)?;
+        let (changed, replaced) = self.world.peers.hear(&message, now);
+        for key in changed {
+            if let Some(idx) = self.world.members.of_key(key) {
+                self.world.refresh_foreign(idx);
+            }
+        }
+        if replaced {
+            self.world.predictions.drop_slot(message.slot);
+        }
+        for tell in &message.tells {
+            match tell {
+                Tell::Load(..) => {}
+                Tell::Predict(booking, key, hashes) => {
+                    let column = self.world.members.of_key(*key).and_then(|i| self.world.members.get(i)?.column);
+                    if let Some(column) = column {
+                        let by = foreign_booking(message.slot, *booking);
+                        self.world.predictions.add(by, column, hashes);
+                        // Should its end never be told.
+                        self.world.predictions.expire(by, now.after(60 * SECOND));
+                    }
+                }
+                Tell::Settle(booking, 0) => {
+                    self.world.predictions.drop(foreign_booking(message.slot, *booking));
+                }
+                Tell::Settle(booking, ms) => {
+                    let by = foreign_booking(message.slot, *booking);
+                    self.world.predictions.expire(by, now.after(u64::from(*ms) * MS));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Another VM is known to be dead: its slot went to somebody else, or stale.
+    pub fn peer_gone(&mut self, slot: u32) {
+        let changed = self.world.peers.forget(slot);
+        self.world.predictions.drop_slot(slot);
+        for key in changed {
+            if let Some(idx) = self.world.members.of_key(key) {
+                self.world.refresh_foreign(idx);
+            }
+        }
+    }
+
+    /// What the other VMs should hear now, if anything. For every other live slot's queue.
+    pub fn take_message(&mut self, slot: u32, nonce: u64, now: Time) -> Option<Vec<u8>> {
+        let full = now.since(self.last_full) >= FULL_TELL && !self.world.book.is_empty();
+        let changed = self.world.book.take_changed();
+        let mut tells = std::mem::take(&mut self.tells);
+        let world = &self.world;
+        let load = |idx: ReplicaIdx| Some(Tell::Load(world.members.get(idx)?.key, world.book.own(idx)));
+        if full {
+            self.last_full = now;
+            tells.extend(world.members.iter().filter(|(i, _)| world.book.own(*i).requests > 0).filter_map(|(i, _)| load(i)));
+        } else {
+            tells.extend(changed.into_iter().filter_map(load));
+        }
+        (!tells.is_empty()).then(|| Message { slot, nonce, full, tells }.encode())
+    }
+
+    // Requests.
+
+    /// Begins to match a prompt for `model`, whose blocks have `block_size` tokens here.
+    pub fn begin(&self, model: &str, block_size: u32) -> Result<Matching, NoKey> {
+        let Some(candidates) = self.world.members.serving(model) else {
+            let fed = self.sync.feed_age(Time(0)).is_some();
+            return Err(if fed { NoKey::NoReplica } else { NoKey::NoFeed });
+        };
+        let members = &self.world.members;
+        let columns = candidates.iter().filter_map(|idx| members.get(*idx));
+        let columns = columns.filter(|r| r.block_size == block_size).filter_map(|r| r.column);
+        let walk = Walk::new(columns);
+        let open = walk.alive();
+        Ok(Matching { model: model.into(), block_size, candidates, walk, hashes: Vec::new(), open })
+    }
+
+    /// The next block of the prompt. False: no further one changes the match. More may be pushed all the same;
+    /// they make the prediction complete.
+    pub fn push(&self, matching: &mut Matching, hash: BlockHash) -> bool {
+        if matching.hashes.len() < MAX_CHAIN {
+            matching.hashes.push(hash);
+        }
+        if matching.open {
+            let predictions = &self.world.predictions;
+            matching.open =
+                matching.walk.push(&self.world.index, hash, |plane, hash| predictions.holders(plane, hash));
+        }
+        matching.open
+    }
+
+    /// Chooses, and books the request there.
+    pub fn choose(&mut self, matching: &Matching, ask: &Ask<'_>) -> Result<Pick, NoKey> {
+        let (seen, request) = self.candidates(matching, ask);
+        let plain: Vec<Candidate> = seen.iter().map(|(_, c, _)| *c).collect();
+        let shown = if ask.explain { 15 } else { 0 };
+        let scored = rank(&self.policy, &request, &plain, self.policy.candidates.max(shown).max(1));
+        let best = scored.first().ok_or(NoKey::NoReplica)?;
+        let (idx, candidate, held) = seen.get(best.candidate).copied().ok_or(NoKey::NoReplica)?;
+        let reason = reason(&scored, &plain);
+        let target = |at: usize| {
+            let (idx, _, _) = seen.get(at)?;
+            let replica = self.world.members.get(*idx)?;
+            Some(Target { address: replica.address.clone(), rank: replica.rank })
+        };
+        let first = target(best.candidate).ok_or(NoKey::NoReplica)?;
+        let mut next: Vec<Target> = Vec::new();
+        for other in scored.iter().skip(1).filter_map(|s| target(s.candidate)) {
+            if next.len() < self.policy.candidates
+                && other.address != first.address
+                && next.iter().all(|t| t.address != other.address)
+            {
+                next.push(other);
+            }
+        }
+        let receipt = ask.explain.then(|| Box::new(self.receipt(matching, ask, &seen, &scored, &first, reason)));
+        let matched = candidate.matched as u64;
+        let booking = self.book(idx, matching, ask, matched, held);
+        Ok(Pick { best: first, next, booking, matched, cost: best.cost, reason, receipt })
+    }
+
+    /// The rest of the prompt is known now: the hashes after those that were pushed, and the number of tokens.
+    pub fn complete(&mut self, id: BookingId, hashes: &[BlockHash], tokens: u64) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        let room = MAX_CHAIN.saturating_sub(flight.hashes.len());
+        flight.hashes.extend_from_slice(hashes.get(..room).unwrap_or(hashes));
+        flight.matched = flight.matched.min(last_token_cap(tokens, flight.block_size));
+        let uncached = tokens.saturating_sub(flight.matched) as f64;
+        self.world.book.correct(id, uncached, tokens as f64);
+        if !flight.settled {
+            self.predict(id, flight_tail(&self.flights, id, hashes.len()));
+        }
+    }
+
+    /// The first SSE `data:` line of the answer.
+    pub fn first_data(&mut self, id: BookingId, now: Time) {
+        if let Some(seen) = self.world.book.first_data(id, now)
+            && seen.uncached >= 256.0
+            && let Some(replica) = self.world.members.get_mut(seen.replica)
+        {
+            let rate = seen.uncached * 1e9 / seen.after.max(MS) as f64;
+            replica.prefill_rate = match replica.prefill_rate > 0.0 {
+                true => replica.prefill_rate * 0.8 + rate * 0.2,
+                false => rate,
+            };
+        }
+        self.settle(id, true, now);
+    }
+
+    /// The answer grew by `tokens`.
+    pub fn grown(&mut self, id: BookingId, tokens: u64) {
+        self.world.book.grown(id, tokens as f64);
+    }
+
+    /// It ended; `served`: with an answer of the engine. Only the first call counts.
+    pub fn finish(&mut self, id: BookingId, served: bool, now: Time) {
+        self.settle(id, served, now);
+        self.world.book.release(id);
+        self.flights.remove(&id);
+    }
+
+    /// `upstream.address` is another one than picked: Envoy retried. True: the booking went there; false: it
+    /// was there already, or nobody known lives there, so that nothing is booked any more.
+    pub fn moved(&mut self, id: BookingId, address: &str) -> bool {
+        let Some(at) = self.world.book.replica(id) else { return false };
+        if self.world.members.get(at).is_some_and(|r| &*r.address == address) {
+            return false;
+        }
+        self.world.predictions.drop(id);
+        self.tells.push(Tell::Settle(id.0, 0));
+        let Some(to) = self.world.members.at_address(address, at) else {
+            self.world.book.release(id);
+            return false;
+        };
+        self.world.book.moved(id, to);
+        let Some(flight) = self.flights.get_mut(&id) else { return true };
+        // How much of the prompt is there was not asked: take it for new.
+        flight.held = 0;
+        if !flight.settled {
+            self.predict(id, flight_tail(&self.flights, id, usize::MAX));
+        }
+        true
+    }
+
+    /// Lets time pass: predictions expire, prefills shrink, silent VMs are forgotten.
+    pub fn tick(&mut self, now: Time) {
+        let World { book, members, predictions, homes, peers, .. } = &mut self.world;
+        predictions.tick(now);
+        book.tick(now, |idx| members.get(idx).map_or(0.0, |r| r.prefill_rate));
+        let home = self.policy.home_seconds.saturating_mul(SECOND);
+        homes.tick(Time(now.0.saturating_sub(home)));
+        let (dead, _) = peers.tick(now);
+        dead.into_iter().for_each(|slot| self.peer_gone(slot));
+    }
+
+    /// Everything for people and metrics.
+    pub fn stats(&self, now: Time) -> FleetStats {
+        let world = &self.world;
+        let replicas = world.members.iter().map(|(idx, r)| ReplicaStats {
+            address: r.address.to_string(),
+            rank: r.rank,
+            model: r.model.to_string(),
+            block_size: r.block_size,
+            trust: self.trust(r.trust, now).label(),
+            blocks: r.column.map(|c| world.index.blocks(c)).unwrap_or_default(),
+            capacity_blocks: r.capacity_blocks,
+            truncated: r.column.is_some_and(|c| world.index.truncated(c)),
+            own: world.book.own(idx),
+            peers: self.foreign(idx),
+            reported_running: r.reported.map(|(l, _)| l.running),
+            reported_waiting: r.reported.map(|(l, _)| l.waiting),
+            reported_kv_usage: r.reported.map(|(l, _)| f64::from(l.kv_usage_ppm) / 1e6),
+            reported_age_ms: r.reported.map(|(_, at)| to_ms(now.since(at))),
+            homes: world.homes.at(idx),
+            prefill_rate: r.prefill_rate,
+        });
+        FleetStats {
+            replicas: replicas.collect(),
+            sync: self.sync.state(),
+            feed_age_ms: self.feed_age(now).map(to_ms),
+            index: world.index.stats(),
+            predicted_blocks: world.predictions.blocks(),
+            bookings: world.book.len(),
+        }
+    }
+
+    /// All blocks believed to be held by whom, as (address, rank, tier, hash, a hit may end there), sorted. For
+    /// tests and dumps.
+    pub fn dump(&self) -> Vec<(String, u32, crate::feed::record::Tier, BlockHash, bool)> {
+        let by_column: HashMap<_, _> = self.world.members.iter().filter_map(|(_, r)| Some((r.column?, r))).collect();
+        let dump = self.world.index.dump().into_iter();
+        let mut all: Vec<_> = dump
+            .filter_map(|(column, tier, hash, end)| {
+                let replica = by_column.get(&column)?;
+                Some((replica.address.to_string(), replica.rank, tier, hash, end))
+            })
+            .collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+/// The parts of a choice.
+impl Fleet {
+    fn candidates(&self, matching: &Matching, ask: &Ask<'_>) -> (Vec<(ReplicaIdx, Candidate, Held)>, Request) {
+        let world = &self.world;
+        let cap = last_token_cap(ask.tokens, matching.block_size);
+        let size = u64::from(matching.block_size);
+        let session = ask.session.filter(|_| self.policy.session > 0.0);
+        let session = session.and_then(|s| super::members::rendezvous(s, &matching.candidates, &world.members));
+        let mut seen = Vec::with_capacity(matching.candidates.len());
+        let mut homes = 0.0;
+        for idx in matching.candidates.iter().copied() {
+            let Some(replica) = world.members.get(idx).filter(|r| *r.model == *matching.model) else { continue };
+            let held = match replica.column.filter(|_| replica.block_size == matching.block_size) {
+                Some(column) => matching.walk.held(column),
+                None => Held::default(),
+            };
+            let tokens = |blocks: u32| (u64::from(blocks) * size).min(cap) as f64;
+            let load = world.book.own(idx).plus(self.foreign(idx));
+            let reported = replica.reported.filter(|(_, at)| to_ms(ask.now.since(*at)) <= self.policy.load_max_age_ms);
+            let (others, waiting) = reported.map_or((0, 0), |(report, _)| {
+                let others = report.running.saturating_add(report.waiting).saturating_sub(load.requests);
+                (others, others.min(report.waiting))
+            });
+            let candidate = Candidate {
+                matched: tokens(held.end),
+                cpu: tokens(held.cpu),
+                disk: tokens(held.disk),
+                predicted: tokens(held.predicted),
+                prefill: load.prefill,
+                context: load.context,
+                requests: f64::from(load.requests) + f64::from(others - waiting),
+                waiting: f64::from(waiting),
+                homes: f64::from(world.homes.at(idx)),
+                trust: self.trust(replica.trust, ask.now),
+                session: session == Some(idx),
+            };
+            homes += candidate.homes;
+            seen.push((idx, candidate, held));
+        }
+        let mean_homes = homes / seen.len().max(1) as f64;
+        let seed = self.random ^ matching.hashes.last().map_or(0, |h| h.0) ^ ask.now.0.rotate_left(17);
+        (seen, Request { tokens: ask.tokens as f64, mean_homes, seed })
+    }
+
+    fn book(&mut self, idx: ReplicaIdx, matching: &Matching, ask: &Ask<'_>, matched: u64, held: Held) -> BookingId {
+        let uncached = ask.tokens.saturating_sub(matched) as f64;
+        let id = self.world.book.book(idx, uncached, ask.tokens as f64, ask.now);
+        let flight = Flight {
+            block_size: matching.block_size,
+            matched,
+            held: held.blocks as usize,
+            hashes: matching.hashes.clone(),
+            settled: false,
+        };
+        if let Some(column) = self.world.members.get(idx).and_then(|r| r.column) {
+            self.world.index.touch(column, flight.hashes.get(..flight.held).unwrap_or_default());
+        }
+        self.world.homes.settle(&flight.hashes, flight.held, idx, ask.now);
+        self.flights.insert(id, flight);
+        self.predict(id, flight_tail(&self.flights, id, usize::MAX));
+        id
+    }
+
+    /// The replica of the booking will hold these blocks.
+    fn predict(&mut self, id: BookingId, hashes: Vec<BlockHash>) {
+        let replica = self.world.book.replica(id).and_then(|idx| self.world.members.get(idx));
+        let Some((column, key)) = replica.and_then(|r| Some((r.column?, r.key))) else { return };
+        if !hashes.is_empty() {
+            self.world.predictions.add(id, column, &hashes);
+            self.tells.push(Tell::Predict(id.0, key, hashes));
+        }
+    }
+
+    /// Whether the predictions came true is known, or will be soon.
+    fn settle(&mut self, id: BookingId, served: bool, now: Time) {
+        let Some(flight) = self.flights.get_mut(&id).filter(|f| !f.settled) else { return };
+        flight.settled = true;
+        let Some(idx) = self.world.book.replica(id) else { return };
+        if !served {
+            self.world.predictions.drop(id);
+            self.tells.push(Tell::Settle(id.0, 0));
+            return;
+        }
+        if self.world.members.get(idx).is_some_and(|r| r.trust == Trust::NoEvents) {
+            // Nobody will tell: take it for held.
+            self.world.used(idx, &flight.hashes);
+        }
+        self.world.predictions.expire(id, now.after(AFTER_FIRST_DATA));
+        self.tells.push(Tell::Settle(id.0, to_ms(AFTER_FIRST_DATA) as u32));
+    }
+
+    fn foreign(&self, idx: ReplicaIdx) -> Load {
+        self.world.foreign.get(usize::from(idx.0)).copied().unwrap_or_default()
+    }
+
+    /// Trust, this VM's own state included.
+    fn trust(&self, trust: Trust, now: Time) -> Trust {
+        let age = self.sync.feed_age(now).unwrap_or(u64::MAX);
+        match trust {
+            Trust::Exact if age > SILENT => Trust::Stale,
+            Trust::CatchingUp if age > SILENT => Trust::Stale,
+            Trust::Exact if !self.sync.synced() || age > QUIET => Trust::CatchingUp,
+            other => other,
+        }
+    }
+
+    fn receipt(
+        &self,
+        matching: &Matching,
+        ask: &Ask<'_>,
+        seen: &[(ReplicaIdx, Candidate, Held)],
+        scored: &[Scored],
+        pick: &Target,
+        reason: Reason,
+    ) -> Receipt {
+        let one = |s: &Scored| {
+            let (idx, c, held) = seen.get(s.candidate)?;
+            let replica = self.world.members.get(*idx)?;
+            let load = self.world.book.own(*idx).plus(self.foreign(*idx));
+            Some(CandidateReceipt {
+                address: replica.address.to_string(),
+                rank: replica.rank,
+                trust: c.trust.label(),
+                matched_blocks: held.blocks,
+                matched: c.matched as u64,
+                predicted: c.predicted as u64,
+                credit: s.credit as u64,
+                uncached: ask.tokens.saturating_sub(c.matched as u64),
+                booked_requests: load.requests,
+                booked_prefill: load.prefill as u64,
+                booked_context: load.context as u64,
+                reported_running: replica.reported.map(|(l, _)| l.running),
+                reported_waiting: replica.reported.map(|(l, _)| l.waiting),
+                reported_age_ms: replica.reported.map(|(_, at)| to_ms(ask.now.since(at))),
+                homes: c.homes as u32,
+                cost: s.cost,
+            })
+        };
+        Receipt {
+            model: matching.model.to_string(),
+            prompt_tokens: ask.tokens,
+            estimated: ask.estimated,
+            known_blocks: matching.hashes.len() as u32,
+            compared: seen.len(),
+            pick: pick.address.to_string(),
+            reason,
+            synced: self.sync.synced(),
+            feed_age_ms: self.feed_age(ask.now).map(to_ms),
+            candidates: scored.iter().filter_map(one).collect(),
+        }
+    }
+}
+
+fn reason(scored: &[Scored], candidates: &[Candidate]) -> Reason {
+    let (Some(best), Some(second)) = (scored.first(), scored.get(1)) else { return Reason::Only };
+    let matched = |at: usize| candidates.get(at).map_or(0.0, |c| c.matched);
+    let others = candidates.iter().enumerate().filter(|(at, _)| *at != best.candidate);
+    let most = others.map(|(_, c)| c.matched).fold(0.0, f64::max);
+    if matched(best.candidate) > most {
+        Reason::Cache
+    } else if second.cost.round() > best.cost.round() {
+        Reason::Load
+    } else {
+        Reason::Tie
+    }
+}
+
+/// The last `count` hashes of a flight, without those that were held at the pick.
+fn flight_tail(flights: &HashMap<BookingId, Flight>, id: BookingId, count: usize) -> Vec<BlockHash> {
+    let Some(flight) = flights.get(&id) else { return Vec::new() };
+    let from = flight.hashes.len().saturating_sub(count).max(flight.held);
+    flight.hashes.get(from..).map(<[_]>::to_vec).unwrap_or_default()
+}
+
+#[allow(clippy::integer_division_remainder_used)] // the divisor is a constant
+fn to_ms(nanoseconds: u64) -> u64 {
+    nanoseconds / MS
+}

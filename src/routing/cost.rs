@@ -1,0 +1,132 @@
+//! Cost and ranking.
+
+use super::policy::Policy;
+use crate::feed::record::Trust;
+
+/// What is known of one replica for one request. Plain numbers; anything not finite counts as 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Candidate {
+    /// Prompt tokens whose blocks it holds from the start, up to where a hit may end; lower tiers and predictions
+    /// included.
+    pub matched: f64,
+    /// Of those, tokens in host memory only.
+    pub cpu: f64,
+    /// Of those, tokens on disk only.
+    pub disk: f64,
+    /// Of those, tokens that are only predicted.
+    pub predicted: f64,
+    /// Prompt tokens booked there and not prefilled yet.
+    pub prefill: f64,
+    /// Tokens in the context of the requests booked there.
+    pub context: f64,
+    /// Requests booked there, and those that its engine runs beyond them.
+    pub requests: f64,
+    /// Requests that wait there and were not booked by anybody known.
+    pub waiting: f64,
+    /// Conversations that live there.
+    pub homes: f64,
+    /// Trust in what it is believed to hold.
+    pub trust: Trust,
+    /// The session header points here.
+    pub session: bool,
+}
+
+/// What is known of the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Request {
+    /// Tokens of the prompt, counted or estimated.
+    pub tokens: f64,
+    /// Conversations on all candidates together, divided by their number.
+    pub mean_homes: f64,
+    /// Decides ties, and the draw when there is a temperature.
+    pub seed: u64,
+}
+
+/// A candidate with its cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scored {
+    /// Which one, as an index into the candidates.
+    pub candidate: usize,
+    /// Tokens; smaller is better.
+    pub cost: f64,
+    /// Tokens of the match that counted, after the discounts.
+    pub credit: f64,
+    load: f64,
+    lot: u64,
+}
+
+/// The engine computes the last token of a prompt in any case, and so all of the last block: at most this many
+/// of `tokens` can be cached.
+pub fn last_token_cap(tokens: u64, block_size: u32) -> u64 {
+    let full = tokens.saturating_sub(1).checked_div(u64::from(block_size)).unwrap_or(0);
+    full.saturating_mul(u64::from(block_size))
+}
+
+/// Costs stay below this, so that sums of them are finite and exact to the token.
+const MOST: f64 = 1e12;
+
+fn sane(x: f64) -> f64 {
+    if x.is_nan() { 0.0 } else { x.clamp(0.0, MOST) }
+}
+
+fn score(policy: &Policy, request: &Request, at: usize, c: &Candidate) -> Scored {
+    let tokens = sane(request.tokens);
+    let matched = sane(c.matched).min(tokens);
+    let predicted = sane(c.predicted).min(matched);
+    let cpu = sane(c.cpu).min(matched - predicted);
+    let disk = sane(c.disk).min(matched - predicted - cpu);
+    let trust = match c.trust {
+        Trust::Exact => 1.0,
+        Trust::CatchingUp => sane(policy.catching_up),
+        Trust::Stale => sane(policy.stale),
+        Trust::NoEvents => sane(policy.no_events),
+    };
+    let less = predicted * (1.0 - policy.predicted) + cpu * (1.0 - policy.cpu_tier) + disk * (1.0 - policy.disk_tier);
+    let credit = (sane(matched - sane(less)) * trust).min(tokens);
+    let mean = sane(request.mean_homes);
+    let excess = sane(c.homes - mean) / (mean + 4.0);
+    let crowding = (sane(policy.crowding) * excess * excess).min(sane(policy.crowding_max));
+    let load = sane(policy.queue * sane(c.prefill))
+        + sane(policy.context * sane(c.context))
+        + sane(policy.request * sane(c.requests))
+        + sane(policy.waiting * sane(c.waiting))
+        + crowding;
+    let session = if c.session { 0.0 } else { sane(policy.session) };
+    let cost = tokens - credit + load + session;
+    Scored { candidate: at, cost, credit, load, lot: lot(request.seed, at) }
+}
+
+/// The best `1 + next` candidates, best first. Equal to the token, the least loaded goes first, then chance.
+pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: usize) -> Vec<Scored> {
+    let mut scored: Vec<Scored> =
+        candidates.iter().enumerate().map(|(at, c)| score(policy, request, at, c)).collect();
+    if policy.temperature > 0.0 {
+        // Drawing by exp(-cost / T) without a sum: the least of cost - T * Gumbel noise.
+        for s in &mut scored {
+            let uniform = ((s.lot >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+            s.load = s.cost + sane(policy.temperature) * (-uniform.ln()).ln();
+        }
+        return best(scored, next, |s| (0, s.load));
+    }
+    best(scored, next, |s| (s.cost.round() as i64, s.load))
+}
+
+fn best(mut scored: Vec<Scored>, next: usize, key: impl Fn(&Scored) -> (i64, f64)) -> Vec<Scored> {
+    let order = |a: &Scored, b: &Scored| {
+        let (a_key, b_key) = (key(a), key(b));
+        a_key.0.cmp(&b_key.0).then(a_key.1.total_cmp(&b_key.1)).then(a.lot.cmp(&b.lot))
+    };
+    if next + 1 < scored.len() {
+        scored.select_nth_unstable_by(next, order);
+        scored.truncate(next + 1);
+    }
+    scored.sort_unstable_by(order);
+    scored
+}
+
+fn lot(seed: u64, at: usize) -> u64 {
+    let mut x = seed.wrapping_add((at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}

@@ -1,0 +1,113 @@
+//! The weights of the cost. The defaults need no tuning.
+
+use serde::{Deserialize, Serialize};
+
+/// Weights. The unit of every cost is one token that has to be prefilled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policy {
+    /// Cost of each prompt token already booked or queued on the replica and not prefilled yet. Below 1: waiting
+    /// costs only this request time, while prefilling the same tokens once more costs the replica capacity.
+    /// Higher spreads bursts of one prefix sooner. Default 0.5.
+    pub queue: f64,
+    /// Cost of each token in the context of the requests that run there: they slow each step and fill the cache.
+    /// Default 0.02.
+    pub context: f64,
+    /// Cost of each request that runs there. Default 16.
+    pub request: f64,
+    /// Cost of each request that waits there for a place and was sent by nobody known to this gateway.
+    /// Default 512.
+    pub waiting: f64,
+    /// Cost of being home to more conversations than the others: this much for (mean + 4) conversations more
+    /// than the mean, growing with the square. It keeps one shared system prompt from drawing every new
+    /// conversation to one replica, and does not move those that live there. Default 2000.
+    pub crowding: f64,
+    /// The most that crowding may cost. Default 2500.
+    pub crowding_max: f64,
+    /// How long a conversation counts as living where it was sent last, in seconds. Default 120.
+    pub home_seconds: u64,
+    /// What a block in host memory is worth, compared with one on the accelerator. Default 0.8.
+    pub cpu_tier: f64,
+    /// What a block on disk or remote storage is worth. Default 0.4.
+    pub disk_tier: f64,
+    /// What a block is worth that is only predicted to be there when the request arrives. Default 0.95.
+    pub predicted: f64,
+    /// What a match is worth on a replica whose events are being caught up with. Default 0.9.
+    pub catching_up: f64,
+    /// What a match is worth on a replica whose events have a gap or have stopped. Default 0.5.
+    pub stale: f64,
+    /// What a match is worth on a replica without events, where it is only what was sent there. Default 0.8.
+    pub no_events: f64,
+    /// Age in milliseconds past which a load that an engine reported is not used. Default 5000.
+    pub load_max_age_ms: u64,
+    /// Cost taken off the replica that the session header points at: a weak preference. Default 0 (no header is
+    /// looked at).
+    pub session: f64,
+    /// Randomness: 0 takes the cheapest; T makes a replica that costs T tokens more e times less likely.
+    /// Default 0.
+    pub temperature: f64,
+    /// How many replicas after the best one are named for retries. Default 3.
+    pub candidates: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            queue: 0.5,
+            context: 0.02,
+            request: 16.0,
+            waiting: 512.0,
+            crowding: 2000.0,
+            crowding_max: 2500.0,
+            home_seconds: 120,
+            cpu_tier: 0.8,
+            disk_tier: 0.4,
+            predicted: 0.95,
+            catching_up: 0.9,
+            stale: 0.5,
+            no_events: 0.8,
+            load_max_age_ms: 5000,
+            session: 0.0,
+            temperature: 0.0,
+            candidates: 3,
+        }
+    }
+}
+
+impl Policy {
+    /// What is wrong with it, if anything: the field and the mend.
+    pub fn check(&self) -> Result<(), String> {
+        let weights = [
+            ("queue", self.queue),
+            ("context", self.context),
+            ("request", self.request),
+            ("waiting", self.waiting),
+            ("crowding", self.crowding),
+            ("crowding_max", self.crowding_max),
+            ("session", self.session),
+            ("temperature", self.temperature),
+        ];
+        for (name, value) in weights {
+            if !(0.0..=1e9).contains(&value) {
+                return Err(format!("{name} is {value}: give a number from 0 to 1000000000"));
+            }
+        }
+        let shares = [
+            ("cpu_tier", self.cpu_tier),
+            ("disk_tier", self.disk_tier),
+            ("predicted", self.predicted),
+            ("catching_up", self.catching_up),
+            ("stale", self.stale),
+            ("no_events", self.no_events),
+        ];
+        for (name, value) in shares {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(format!("{name} is {value}: give a number from 0 to 1"));
+            }
+        }
+        if self.candidates > 16 {
+            return Err(format!("candidates is {}: give at most 16", self.candidates));
+        }
+        Ok(())
+    }
+}
