@@ -295,8 +295,7 @@ impl Index {
         let table = slot.get_or_insert_with(|| Box::new(Table::new()));
         let before = if made { 0 } else { table.bytes() };
         let mut lost = Lost::default();
-        let mut room =
-            Room { free: self.max_bytes.saturating_sub(self.bytes), evicted: &mut |slot| lost.0.push(slot) };
+        let mut room = Room { free: self.max_bytes.saturating_sub(self.bytes), evicted: &mut |slot| lost.0.push(slot) };
         let old = table.set(hash, cover, held, depth, self.seed, &mut room);
         self.bytes = (self.bytes + table.bytes()).saturating_sub(before);
         let new = held.0 & cover;
@@ -428,7 +427,8 @@ impl RangeJob {
             }
             let Some(want) = self.want.get_mut(plane).and_then(|w| w.get_mut(tier)) else { return true };
             if segment <= last && index.has(plane, tier) {
-                self.repaired += rewrite(index, (plane, tier, segment as usize), (self.from, self.through), cover, want);
+                self.repaired +=
+                    rewrite(index, (plane, tier, segment as usize), (self.from, self.through), cover, want);
                 self.at = Some((plane, tier, segment + 1));
                 continue;
             }

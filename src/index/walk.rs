@@ -1,7 +1,7 @@
 //! Matching a chain: one hash after another, as they become known.
 
-use super::store::{Column, Index, TIERS, bits};
 use super::PLANE;
+use super::store::{Column, Index, TIERS, bits};
 use crate::blocks::BlockHash;
 
 /// How much of a chain one replica holds, in blocks from the start.

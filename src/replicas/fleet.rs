@@ -207,7 +207,12 @@ impl Fleet {
                 trust: Trust::NoEvents,
             };
             let key = super::ReplicaKey::new(&info.address, info.rank);
-            let by_feed = self.world.members.of_key(key).and_then(|i| self.world.members.get(i)).is_some_and(|r| r.feed.is_some());
+            let by_feed = self
+                .world
+                .members
+                .of_key(key)
+                .and_then(|i| self.world.members.get(i))
+                .is_some_and(|r| r.feed.is_some());
             if !by_feed {
                 self.world.upsert(&info, false);
             }
@@ -350,7 +355,9 @@ impl Fleet {
         let load = |idx: ReplicaIdx| Some(Tell::Load(world.members.get(idx)?.key, world.book.own(idx)));
         if full {
             self.last_full = now;
-            tells.extend(world.members.iter().filter(|(i, _)| world.book.own(*i).requests > 0).filter_map(|(i, _)| load(i)));
+            tells.extend(
+                world.members.iter().filter(|(i, _)| world.book.own(*i).requests > 0).filter_map(|(i, _)| load(i)),
+            );
         } else {
             tells.extend(changed.into_iter().filter_map(load));
         }
@@ -381,8 +388,7 @@ impl Fleet {
         }
         if matching.open {
             let predictions = &self.world.predictions;
-            matching.open =
-                matching.walk.push(&self.world.index, hash, |plane, hash| predictions.holders(plane, hash));
+            matching.open = matching.walk.push(&self.world.index, hash, |plane, hash| predictions.holders(plane, hash));
         }
         matching.open
     }

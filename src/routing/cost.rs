@@ -98,8 +98,7 @@ fn score(policy: &Policy, request: &Request, at: usize, c: &Candidate) -> Scored
 
 /// The best `1 + next` candidates, best first. Equal to the token, the least loaded goes first, then chance.
 pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: usize) -> Vec<Scored> {
-    let mut scored: Vec<Scored> =
-        candidates.iter().enumerate().map(|(at, c)| score(policy, request, at, c)).collect();
+    let mut scored: Vec<Scored> = candidates.iter().enumerate().map(|(at, c)| score(policy, request, at, c)).collect();
     if policy.temperature > 0.0 {
         // Drawing by exp(-cost / T) without a sum: the least of cost - T * Gumbel noise.
         for s in &mut scored {
