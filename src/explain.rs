@@ -160,6 +160,10 @@ fn truncate<T>(list: &mut Vec<T>, cut: Truncate, in_front: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pack::Pack;
+    use crate::pack::build::{BuildOptions, build};
+    use crate::request::{ApiPaths, EngineFlags};
+    use crate::tokenizer::testing::{golden, tokenizer_dir};
 
     fn cut(tokens: usize, side: TruncateSide, in_front: usize) -> Vec<u32> {
         let mut ids: Vec<u32> = vec![1, 10, 11, 12, 13];
@@ -175,5 +179,48 @@ mod tests {
         assert_eq!(cut(3, TruncateSide::Default, 1), [1, 12, 13]);
         assert_eq!(cut(3, TruncateSide::Default, 0), [11, 12, 13]);
         assert_eq!(cut(0, TruncateSide::Default, 1), [0u32; 0]);
+    }
+
+    #[test]
+    fn golden_requests_come_to_the_engines_prompt_and_ids() {
+        let Some(dir) = tokenizer_dir("qwen3") else { return };
+        let pack = Pack::parse(build(&dir, &BuildOptions::default()).unwrap()).unwrap().remove(0);
+        let renderer = Renderer::new(pack.template_source().clone(), &EngineFlags::default()).unwrap();
+        let tokenizer = pack.tokenizer().unwrap();
+        let specials_in_front = pack.meta().specials.prefix.len();
+        let model =
+            Model { name: "m", renderer: &renderer, tokenizer, specials_in_front, block_size: 16, hash_seed: "s" };
+        let mut exact = 0;
+        let cases = golden("qwen3");
+        for case in &cases {
+            let api = Api::from_path(case["endpoint"].as_str().unwrap(), &ApiPaths::default()).unwrap();
+            if !matches!(api, Api::ChatCompletions | Api::Completions) || case["status"] != 200 {
+                continue;
+            }
+            let body = Body::parse(case["body"].as_str().unwrap().as_bytes()).unwrap();
+            let got = explain(&model, api, &body, 0);
+            let lists: Vec<Vec<TokenId>> = match case.get("token_ids") {
+                Some(ids) => vec![serde_json::from_value(ids.clone()).unwrap()],
+                None => serde_json::from_value(case["token_ids_list"].clone()).unwrap(),
+            };
+            assert!(lists.contains(&got.token_ids), "{}: {:?}", case["name"], got.no_key);
+            if let Some(prompt) = case["prompt"].as_str() {
+                assert_eq!(got.prompt.as_deref(), Some(prompt), "{}", case["name"]);
+            }
+            let salt: Option<String> = serde_json::from_str::<serde_json::Value>(case["body"].as_str().unwrap())
+                .unwrap()["cache_salt"]
+                .as_str()
+                .map(str::to_owned);
+            let mut hashes = Vec::new();
+            Chain::new(namespace("s", "m", None, salt.as_deref()), 16).extend(&got.token_ids, &mut hashes);
+            let hashes: Vec<String> = hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
+            assert_eq!((got.no_key.is_none(), &got.block_hashes), (!hashes.is_empty(), &hashes), "{}", case["name"]);
+            if let Some(prompt) = &got.prompt {
+                assert_eq!(got.block_ends.len(), hashes.len(), "{}", case["name"]);
+                assert!(got.block_ends.is_sorted() && got.block_ends.iter().all(|end| *end <= prompt.len()));
+            }
+            exact += 1;
+        }
+        assert!(exact > 60 || cases.is_empty(), "only {exact} cases");
     }
 }

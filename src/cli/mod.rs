@@ -1,10 +1,14 @@
 //! The command line. One file a subcommand: its arguments, and `run`.
 
 mod bridge;
+mod ask;
+mod explain;
 mod inspect;
 mod load;
 mod mock_replica;
 mod pack;
+mod state;
+mod table;
 
 use std::process::ExitCode;
 
@@ -22,8 +26,10 @@ struct Cli {
 enum Command {
     Bridge(bridge::Args),
     Pack(pack::PackArgs),
+    Explain(explain::ExplainArgs),
     Inspect(inspect::InspectArgs),
     Load(load::Args),
+    State(state::StateArgs),
     MockReplica(mock_replica::Args),
 }
 
@@ -34,6 +40,8 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Bridge(args) => bridge::run(args),
         Command::Pack(args) => pack::run(args),
+        Command::Explain(args) => explain::run(args),
+        Command::State(args) => state::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Load(args) => load::run(args),
         Command::MockReplica(args) => mock_replica::run(args),

@@ -103,6 +103,17 @@ impl Tokenizer for HfTokenizer {
     fn engine(&self) -> &'static str {
         "tokenizers crate"
     }
+
+    fn ends(&self, text: &str, add_special_tokens: bool) -> Option<Vec<usize>> {
+        let encoding = self.inner.encode(text, add_special_tokens).ok()?;
+        let mut reached = 0;
+        // Tokens that stand for no text, those of the post-processor, have the offsets (0, 0).
+        let ends = encoding.get_offsets().iter().map(|(_, end)| {
+            reached = reached.max(*end);
+            reached
+        });
+        Some(ends.collect())
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,202 @@
+//! `kvroute explain`: why a request goes where it goes.
+
+mod text;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use super::ask::GatewayArgs;
+use super::table::Paint;
+use crate::config::Config;
+use crate::explain::{Explanation, Model, explain};
+use crate::nokey::{NoKey, NoKeyReason};
+use crate::pack::{Pack, wasm};
+use crate::request::{Api, ApiPaths, Body, EngineFlags, Renderer};
+
+const EXAMPLES: &str = r#"Examples:
+  kvroute explain --pack qwen3.pack request.json
+  echo '{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}' |
+    kvroute explain --pack qwen3.pack
+  kvroute explain --pack qwen3.pack --path /v1/completions --json body.json | jq .token_ids
+  kvroute explain --pack models.wasm --config router.json request.json
+  kvroute explain --gateway http://127.0.0.1:10100 --secret-file secret --all-workers body.json"#;
+
+/// Shows what a request comes to: prompt, token ids, block hashes, or why it has no key.
+///
+/// With --pack it is worked out here. With --gateway a running gateway works it out in its own filter, and adds
+/// what each replica holds of the prompt, its load, its cost, and the pick. Nothing is sent to a replica.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ExplainArgs {
+    /// The request's body; "-" is standard input.
+    #[arg(default_value = "-", value_name = "BODY")]
+    body: PathBuf,
+    /// The request's path, which names the API.
+    #[arg(long, default_value = "/v1/chat/completions")]
+    path: String,
+    /// A pack, or a filter with packs.
+    #[arg(long, value_name = "FILE", required_unless_present = "gateway")]
+    pack: Option<PathBuf>,
+    /// The router's plugin configuration: models, block sizes, engine flags, seed. The options below stand in for it.
+    #[arg(long, value_name = "FILE", requires = "pack", conflicts_with_all = ["model", "block_size", "engine", "hash_seed"])]
+    config: Option<PathBuf>,
+    /// The pack to take where the file has several, and the model's name in the block hashes.
+    #[arg(long, value_name = "NAME", requires = "pack")]
+    model: Option<String>,
+    /// Tokens per block.
+    #[arg(long, default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    block_size: u32,
+    /// Flags of the engine as in the plugin configuration, '{"reasoning_parser": "qwen3"}' say.
+    #[arg(long, value_name = "JSON", requires = "pack")]
+    engine: Option<String>,
+    /// The deployment's seed.
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    hash_seed: String,
+    #[command(flatten)]
+    gateway: GatewayArgs,
+    /// Every block in the table, however many there are.
+    #[arg(long)]
+    all_blocks: bool,
+    /// JSON: one object; with --gateway a list with one object per worker.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+pub fn run(args: ExplainArgs) -> Result<ExitCode> {
+    let body = read_body(&args.body)?;
+    let style = text::Style { all_blocks: args.all_blocks, paint: Paint::new() };
+    let here = args.pack.as_deref().map(|pack| explain_here(&args, pack, &body)).transpose()?;
+    if args.gateway.gateway.is_none() {
+        if let Some(here) = here {
+            match args.json {
+                true => println!("{}", serde_json::to_string(&here)?),
+                false => print!("{}", text::explanation(&here, style)),
+            }
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let workers = args.gateway.explain(&args.path, &body)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&workers)?);
+    } else {
+        if let Some(first) = workers.first() {
+            println!("{}", text::explanation(&first.explanation, style));
+        }
+        let choices: Vec<String> = workers.iter().map(|worker| text::choice(worker, style.paint)).collect();
+        print!("{}", choices.join("\n"));
+    }
+    match here.filter(|here| workers.iter().any(|worker| worker.explanation != *here)) {
+        Some(_) => bail!("the gateway comes to another key than --pack: its pack, configuration or clock differs"),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn read_body(path: &Path) -> Result<Vec<u8>> {
+    if path != Path::new("-") {
+        return std::fs::read(path).with_context(|| path.display().to_string());
+    }
+    let mut body = Vec::new();
+    std::io::stdin().read_to_end(&mut body).context("standard input")?;
+    Ok(body)
+}
+
+/// The packs of a file, with what stands in a configuration about them.
+struct Models {
+    packs: Vec<Pack>,
+    config: Option<Config>,
+}
+
+impl Models {
+    fn read(pack: &Path, config: Option<&Path>) -> Result<Models> {
+        let at = || pack.display().to_string();
+        let bytes = std::fs::read(pack).with_context(at)?;
+        let bytes = match wasm::is_wasm(&bytes) {
+            true => {
+                wasm::extract(&bytes).with_context(at)?.with_context(|| format!("{}: no pack in it", at()))?.to_vec()
+            }
+            false => bytes,
+        };
+        let packs = Pack::parse(bytes).with_context(at)?;
+        let config = config.map(|path| {
+            let at = || path.display().to_string();
+            Config::parse(&std::fs::read(path).with_context(at)?).with_context(at)
+        });
+        Ok(Models { packs, config: config.transpose()? })
+    }
+
+    fn pack(&self, name: &str) -> Result<&Pack> {
+        let names: Vec<&str> = self.packs.iter().map(Pack::name).collect();
+        let found = self.packs.iter().find(|pack| pack.name() == name);
+        found.with_context(|| format!("no pack {name:?} in the file; it has {}", names.join(", ")))
+    }
+}
+
+fn explain_here(args: &ExplainArgs, pack: &Path, body: &[u8]) -> Result<Explanation> {
+    let models = Models::read(pack, args.config.as_deref())?;
+    let paths = models.config.as_ref().map_or_else(ApiPaths::default, |config| config.paths.clone());
+    let parsed = (|| {
+        let api = Api::from_path(&args.path, &paths)
+            .ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no API has the path {:?}", args.path)))?;
+        Ok((api, Body::parse(body)?))
+    })();
+    let (api, body) = match parsed {
+        Ok(parsed) => parsed,
+        Err(reason) => return Ok(Explanation::without_key(reason)),
+    };
+    let asked = body.model().unwrap_or_default();
+    if let Some(config) = &models.config {
+        let Some((_, model)) = config.model(asked) else {
+            let reason = NoKeyReason::new(NoKey::UnknownModel, format!("no model is named {asked:?}"));
+            return Ok(Explanation::without_key(reason));
+        };
+        if !model.enabled {
+            return Ok(Explanation::without_key(NoKeyReason::new(NoKey::ModelOff, format!("model {:?}", model.name))));
+        }
+        let pack = models.pack(&model.pack)?;
+        return one(pack, &model.name, &model.engine, model.block_size, &config.hash_seed, api, &body);
+    }
+    let flags = match &args.engine {
+        Some(json) => serde_json::from_str(json).context("--engine")?,
+        None => EngineFlags::default(),
+    };
+    // Without a configuration any name in the request will do where there is one pack.
+    let pack = match (&args.model, models.packs.as_slice()) {
+        (Some(name), [only]) => {
+            return one(only, name, &flags, args.block_size, &args.hash_seed, api, &body);
+        }
+        (Some(name), _) => models.pack(name)?,
+        (None, [only]) => only,
+        (None, _) => models.pack(asked)?,
+    };
+    one(pack, pack.name(), &flags, args.block_size, &args.hash_seed, api, &body)
+}
+
+fn one(
+    pack: &Pack,
+    name: &str,
+    flags: &EngineFlags,
+    block_size: u32,
+    hash_seed: &str,
+    api: Api,
+    body: &Body,
+) -> Result<Explanation> {
+    let renderer = Renderer::new(pack.template_source().clone(), flags);
+    let renderer = renderer.map_err(|error| anyhow::anyhow!("pack {:?}: {error}", pack.name()))?;
+    renderer.warnings().iter().for_each(|warning| eprintln!("kvroute: pack {:?}: {warning}", pack.name()));
+    let model = Model {
+        name,
+        renderer: &renderer,
+        tokenizer: pack.tokenizer()?,
+        specials_in_front: pack.meta().specials.prefix.len(),
+        block_size,
+        hash_seed,
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Ok(explain(&model, api, body, now))
+}

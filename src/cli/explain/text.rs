@@ -1,0 +1,208 @@
+//! An explanation for people.
+
+use crate::cli::state::{address, load, title};
+use crate::cli::table::{Paint, grouped, harmless, table};
+use crate::explain::Explanation;
+use crate::look::Choice;
+use crate::request::Api;
+
+/// Rows of the table of blocks, unless all are asked for.
+const ROWS: usize = 24;
+/// Ids of a block that are shown.
+const IDS: usize = 6;
+
+/// How much is shown, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// Every block of the table.
+    pub all_blocks: bool,
+    /// Colours.
+    pub paint: Paint,
+}
+
+/// The whole text: what it comes to, the prompt, the blocks.
+pub fn explanation(e: &Explanation, style: Style) -> String {
+    let mut out = summary(e, style.paint);
+    if let Some(prompt) = &e.prompt {
+        let marked = if e.block_ends.is_empty() { "" } else { ", ⟦n⟧ ends block n" };
+        out.push_str(&format!("\n{}\n", style.paint.bold(&format!("prompt{marked}"))));
+        out.push_str(&mark(prompt, &e.block_ends, style.paint));
+        if !out.ends_with('\n') {
+            out.push('\n');
+        }
+    }
+    if !e.token_ids.is_empty() {
+        out.push_str(&format!("\n{}\n", style.paint.bold("blocks")));
+        out.push_str(&blocks(e, style.all_blocks));
+    }
+    out
+}
+
+/// The answer of one worker: the same summary, and the replicas in the order of their cost.
+pub fn choice(c: &Choice, paint: Paint) -> String {
+    let mut out = format!("{}\n{}", paint.bold(&title(c.slot, &c.live_slots)), summary(&c.explanation, paint));
+    let pick = match (&c.pick, &c.no_pick) {
+        (Some(pick), _) => paint.bold(pick),
+        (None, Some(reason)) => format!("left to Envoy: {}: {}", reason.reason, harmless(&reason.detail)),
+        (None, None) => "left to Envoy".to_owned(),
+    };
+    out.push_str(&format!("pick    {pick}\n"));
+    if !c.candidates.is_empty() {
+        let total = c.explanation.block_hashes.len() as u64;
+        let headers = [
+            "replica",
+            "trust",
+            "matched",
+            "uncached tokens",
+            "cost",
+            "booked",
+            "prefill",
+            "running",
+            "waiting",
+            "cache",
+        ];
+        let rows = c.candidates.iter().map(|r| {
+            let mut row = vec![
+                address(&r.address, r.rank),
+                r.trust.clone(),
+                format!("{} of {}", grouped(r.matched_blocks), grouped(total)),
+                grouped(r.uncached_tokens),
+                format!("{:.1}", r.cost),
+            ];
+            row.extend(load(&r.load));
+            row
+        });
+        out.push_str(&format!("\n{}\n", table(&headers, 2, rows).trim_fmt()));
+    }
+    out
+}
+
+fn summary(e: &Explanation, paint: Paint) -> String {
+    let api = match e.api {
+        Some(Api::ChatCompletions) => "chat completions",
+        Some(Api::Completions) => "completions",
+        Some(Api::Messages) => "messages",
+        Some(Api::Responses) => "responses",
+        None => "none",
+    };
+    let mut out = format!("api     {api}\nmodel   {}\n", harmless(e.model.as_deref().unwrap_or("unknown")));
+    if !e.token_ids.is_empty() {
+        let source = match &e.prompt {
+            Some(prompt) => format!("{} bytes", grouped(prompt.len() as u64)),
+            None => "ids from the client".to_owned(),
+        };
+        let goes_on = if e.open_ended { ", goes on with something that has no key" } else { "" };
+        out.push_str(&format!("prompt  {} tokens, {source}{goes_on}\n", grouped(e.token_ids.len() as u64)));
+    }
+    let key = match &e.no_key {
+        Some(reason) => format!("none: {}: {}", paint.bold(&reason.reason), harmless(&reason.detail)),
+        None => {
+            let salt = if e.cache_salt { ", with the request's cache_salt" } else { "" };
+            format!("{} blocks of {} tokens{salt}", grouped(e.block_hashes.len() as u64), e.block_size)
+        }
+    };
+    out.push_str(&format!("key     {key}\n"));
+    out
+}
+
+/// The text with a mark at the end of each block.
+fn mark(text: &str, ends: &[usize], paint: Paint) -> String {
+    let (mut out, mut from) = (String::new(), 0);
+    for (i, end) in ends.iter().enumerate() {
+        // A token may end within a character.
+        let end = text.floor_char_boundary(*end).max(from);
+        out.push_str(&harmless(&text[from..end]));
+        out.push_str(&paint.mark(&format!("⟦{i}⟧")));
+        from = end;
+    }
+    out.push_str(&harmless(&text[from..]));
+    out
+}
+
+fn blocks(e: &Explanation, all: bool) -> String {
+    let size = e.block_size.max(1) as usize;
+    let full = e.block_hashes.len();
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for (i, ids) in e.token_ids.chunks(size).enumerate() {
+        let hash = e.block_hashes.get(i).cloned();
+        let name = if hash.is_some() { i.to_string() } else { "-".to_owned() };
+        let first = i * size;
+        let shown: Vec<String> = ids.iter().take(IDS).map(u32::to_string).collect();
+        let more = if ids.len() > IDS { " …" } else { "" };
+        rows.push(vec![
+            hash.unwrap_or_else(|| "no hash".to_owned()),
+            format!("{}{more}", shown.join(" ")),
+            name,
+            format!("{first}-{}", first + ids.len() - 1),
+        ]);
+    }
+    let hidden = if all { 0 } else { rows.len().saturating_sub(ROWS) };
+    if hidden > 0 {
+        let (head, tail) = (ROWS / 2, rows.len() - ROWS / 2);
+        let note = format!("… {hidden} more (--all-blocks)");
+        rows.splice(head..tail, [vec![note, String::new(), "…".to_owned(), "…".to_owned()]]);
+    }
+    let rows = rows.into_iter().map(|mut row| {
+        row.rotate_left(2);
+        row
+    });
+    let mut table = table(&["block", "tokens", "hash", "ids"], 4, rows);
+    for column in table.column_iter_mut().take(2) {
+        column.set_cell_alignment(comfy_table::CellAlignment::Right);
+    }
+    let rest = e.token_ids.len() - (full * size).min(e.token_ids.len());
+    let note = if rest > 0 { format!("{rest} tokens after the last full block have no hash\n") } else { String::new() };
+    format!("{}\n{note}", table.trim_fmt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::explain::Reason;
+
+    const STYLE: Style = Style { all_blocks: false, paint: Paint::plain() };
+
+    fn example(tokens: u32) -> Explanation {
+        let prompt: String = (0..tokens).map(|i| char::from(b'a' + (i % 26) as u8)).collect();
+        Explanation {
+            api: Some(Api::Completions),
+            model: Some("m".into()),
+            prompt: Some(prompt),
+            token_ids: (0..tokens).collect(),
+            block_size: 4,
+            block_hashes: (0..tokens / 4).map(|i| format!("{i:016x}")).collect(),
+            block_ends: (1..=tokens as usize / 4).map(|i| i * 4).collect(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn blocks_are_marked_in_the_prompt_and_listed() {
+        let text = explanation(&example(10), STYLE);
+        assert!(text.contains("abcd⟦0⟧efgh⟦1⟧ij\n"), "{text}");
+        assert!(text.contains("2 blocks of 4 tokens"), "{text}");
+        assert!(text.contains("2 tokens after the last full block"), "{text}");
+        assert!(text.contains("0000000000000001"), "{text}");
+        assert!(text.lines().all(|line| line == line.trim_end()), "{text:?}");
+    }
+
+    #[test]
+    fn long_tables_are_cut_in_the_middle_unless_asked_for() {
+        let cut = explanation(&example(400), STYLE);
+        assert!(cut.contains("… 76 more") && !cut.contains(&format!("{:016x}", 50)), "{cut}");
+        let all = explanation(&example(400), Style { all_blocks: true, ..STYLE });
+        assert!(all.contains(&format!("{:016x}", 50)) && !all.contains("more"), "{all}");
+    }
+
+    #[test]
+    fn a_mark_never_splits_a_character() {
+        assert_eq!(mark("aé€b", &[2, 4, 9], Paint::plain()), "a⟦0⟧é⟦1⟧€b⟦2⟧");
+    }
+
+    #[test]
+    fn a_request_without_a_key_says_why() {
+        let reason = Reason { reason: "too_short".into(), detail: "3 tokens".into() };
+        let text = explanation(&Explanation { no_key: Some(reason), ..Default::default() }, STYLE);
+        assert!(text.contains("key     none: too_short: 3 tokens\n"), "{text}");
+    }
+}
