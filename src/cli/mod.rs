@@ -1,7 +1,7 @@
 //! The command line. One file a subcommand: its arguments, and `run`.
 
-mod bridge;
 mod ask;
+mod bridge;
 mod explain;
 mod inspect;
 mod load;
