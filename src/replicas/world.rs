@@ -3,7 +3,7 @@
 use super::approx::Recent;
 use super::book::Book;
 use super::homes::Homes;
-use super::members::{Change, Members, ReplicaIdx};
+use super::members::{Change, Members, Replica, ReplicaIdx};
 use super::peers::Peers;
 use super::predict::Predictions;
 use crate::blocks::BlockHash;
@@ -212,12 +212,9 @@ impl Target for World {
 
     fn only(&mut self, ids: &[FeedReplicaId], _now: Time) {
         let listed = |feed: Option<FeedReplicaId>| feed.is_some_and(|id| ids.contains(&id));
-        let gone: Vec<_> = self
-            .members
-            .iter()
-            .filter(|(_, r)| !listed(r.feed) && !(r.fixed && r.feed.is_none() && r.trust == Trust::NoEvents))
-            .map(|(idx, _)| idx)
-            .collect();
+        let only_named = |r: &Replica| r.fixed && r.feed.is_none() && r.trust == Trust::NoEvents;
+        let members = self.members.iter();
+        let gone: Vec<_> = members.filter(|(_, r)| !(listed(r.feed) || only_named(r))).map(|(idx, _)| idx).collect();
         gone.into_iter().for_each(|idx| self.leave(idx));
     }
 
