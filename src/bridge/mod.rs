@@ -16,6 +16,7 @@
 //! | [`source`] | the sockets of one stream |
 //! | [`scrape`] | load from metrics |
 //! | [`replica`], [`registry`] | one replica at run time; all of them |
+//! | [`discovery`], [`dns`] | which replicas there are |
 //! | [`hub`], [`shards`] | the sequence of batches; the state for snapshots |
 //! | [`push`], [`serve`] | the way out |
 //! | [`checkpoint`] | the caches on disk |
@@ -26,6 +27,8 @@ pub mod cache;
 pub mod checkpoint;
 pub mod config;
 pub mod cursor;
+pub mod discovery;
+pub mod dns;
 pub mod hub;
 pub mod push;
 pub mod registry;
@@ -40,13 +43,15 @@ pub mod wire;
 pub mod zmtp;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 
 use config::ReplicaSpec;
+use discovery::Discovery;
+use dns::DnsReplicas;
 use hub::Hub;
 use push::Envoy;
 use registry::Registry;
@@ -66,6 +71,8 @@ pub struct BridgeConfig {
     pub replicas: Vec<ReplicaSpec>,
     /// YAML file with replicas, watched.
     pub file: Option<PathBuf>,
+    /// Replicas behind DNS names, watched.
+    pub dns: Vec<DnsReplicas>,
     /// Where the caches are kept over a restart.
     pub checkpoint: Option<PathBuf>,
     /// How often they are written.
@@ -87,6 +94,7 @@ impl Default for BridgeConfig {
             hash_seed: String::new(),
             replicas: Vec::new(),
             file: None,
+            dns: Vec::new(),
             checkpoint: None,
             checkpoint_every: Duration::from_secs(5),
             scrape_every: Duration::from_millis(200),
@@ -108,7 +116,8 @@ pub struct Bridge {
 impl Bridge {
     /// Starts one; errors are those of the configuration.
     pub async fn start(config: BridgeConfig) -> Result<Bridge, String> {
-        let wanted = wanted(&config)?;
+        let mut discovery = Discovery::new(&config);
+        let wanted = discovery.replicas().await?;
         let client = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(2))
             .tcp_nodelay(true)
@@ -143,9 +152,7 @@ impl Bridge {
                 }
             }));
         }
-        if config.file.is_some() {
-            tasks.push(tokio::spawn(watch(config.clone(), registry.clone())));
-        }
+        tasks.push(tokio::spawn(discovery.watch(registry.clone())));
         Ok(Bridge { address, config, registry, tasks })
     }
 
@@ -173,36 +180,5 @@ async fn save(path: PathBuf, registry: Arc<Registry>, seed: String) {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!("checkpoint {error}"),
         Err(error) => tracing::warn!("checkpoint: {error}"),
-    }
-}
-
-/// All replicas that the command line and the file name.
-fn wanted(config: &BridgeConfig) -> Result<Vec<ReplicaSpec>, String> {
-    let mut all = config.replicas.clone();
-    if let Some(path) = &config.file {
-        all.extend(read_file(path)?);
-    }
-    config::check_all(&all)?;
-    Ok(all)
-}
-
-fn read_file(path: &Path) -> Result<Vec<ReplicaSpec>, String> {
-    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(config::parse_file(&text).map_err(|e| format!("{}: {e}", path.display()))?.replicas)
-}
-
-/// Follows changes of the file. A file that is wrong changes nothing.
-async fn watch(config: BridgeConfig, registry: Arc<Registry>) {
-    let mut shown = wanted(&config);
-    loop {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let now = wanted(&config);
-        if now != shown {
-            match &now {
-                Ok(replicas) => registry.reconcile(replicas, &mut Vec::new()),
-                Err(error) => tracing::warn!("replicas unchanged: {error}"),
-            }
-            shown = now;
-        }
     }
 }

@@ -1,13 +1,15 @@
 //! `kvroute bridge`: follows the replicas' KV events and feeds them to Envoy.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
 use crate::bridge::config::ReplicaSpec;
+use crate::bridge::dns::DnsReplicas;
 use crate::bridge::{Bridge, BridgeConfig};
 
 /// Follows the replicas' KV events and feeds them to Envoy.
@@ -22,11 +24,15 @@ pub struct Args {
     /// [,block-size=N][,address=IP:PORT][,topic=T][,ranks=N][,kv-bind=tcp://IP:PORT]; once for each
     #[arg(long = "replica", value_name = "K=V,...", value_parser = ReplicaSpec::parse)]
     replicas: Vec<ReplicaSpec>,
+    /// Replicas behind a DNS name, each address one: http=http://NAME:8000,model=ID,kv=tcp://NAME:5557,… with the
+    /// keys of --replica but name and address; asked again every second, once for each name
+    #[arg(long = "replica-dns", value_name = "K=V,...", value_parser = DnsReplicas::parse)]
+    dns: Vec<DnsReplicas>,
     /// YAML file with `replicas:`, watched for changes
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// File with the secret shared with the ingest listener and the workers
-    #[arg(long, value_name = "FILE", conflicts_with = "secret")]
+    #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
     /// The secret itself
     #[arg(long, env = "KVROUTE_SECRET", hide_env_values = true)]
@@ -43,6 +49,11 @@ pub struct Args {
     /// Milliseconds between two readings of /metrics
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     scrape_ms: u64,
+    /// End when this file changes. For a container in Envoy's network namespace, which is a new one when Envoy's
+    /// container starts again: Envoy writes the file (--admin-address-path), the container's restart policy does
+    /// the rest
+    #[arg(long, value_name = "FILE")]
+    exit_when_changed: Option<PathBuf>,
     /// Blocks tracked per replica at most
     #[arg(long, value_name = "N", default_value_t = 8 << 20)]
     max_blocks: usize,
@@ -52,11 +63,20 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // From before the start: a change while it starts counts.
+    let watched = args.exit_when_changed.as_ref().map(|path| Stamp::of(path));
+    let watched = args.exit_when_changed.clone().zip(watched);
     let config = args.config()?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let bridge = Bridge::start(config).await.map_err(anyhow::Error::msg)?;
         println!("listening on {}", bridge.address);
-        wait_for_end().await;
+        match watched {
+            None => wait_for_end().await,
+            Some((path, stamp)) => tokio::select! {
+                () = wait_for_end() => {}
+                () = stamp.changes(&path) => tracing::info!("{} has changed: ending", path.display()),
+            },
+        }
         bridge.stop().await;
         Ok(ExitCode::SUCCESS)
     })
@@ -73,7 +93,8 @@ impl Args {
             (None, None) => bail!("set --secret-file, --secret or KVROUTE_SECRET"),
         };
         ensure!(!secret.is_empty(), "the secret is empty");
-        ensure!(!self.replicas.is_empty() || self.config.is_some(), "no replicas: give --replica or --config");
+        let some = !self.replicas.is_empty() || !self.dns.is_empty() || self.config.is_some();
+        ensure!(some, "no replicas: give --replica, --replica-dns or --config");
         for url in &self.envoys {
             let is_url = url.starts_with("http://") || url.starts_with("https://");
             ensure!(is_url, "--envoy {url}: write http://HOST:PORT");
@@ -85,6 +106,7 @@ impl Args {
             hash_seed: self.hash_seed,
             replicas: self.replicas,
             file: self.config,
+            dns: self.dns,
             checkpoint: self.checkpoint,
             scrape_every: Duration::from_millis(self.scrape_ms),
             max_blocks: self.max_blocks,
@@ -102,5 +124,46 @@ async fn wait_for_end() {
     tokio::select! {
         _ = term.recv() => {}
         _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+/// What tells one version of a file from the next; `None` where there is no file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp(Option<(u64, i64, i64)>);
+
+impl Stamp {
+    fn of(path: &Path) -> Stamp {
+        Stamp(std::fs::metadata(path).ok().map(|m| (m.ino(), m.mtime(), m.mtime_nsec())))
+    }
+
+    /// Returns once the file is there and another one than this.
+    async fn changes(self, path: &Path) {
+        loop {
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            let now = Stamp::of(path);
+            if now != self && now.0.is_some() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_is_written_again_has_changed() {
+        let path = std::env::temp_dir().join(format!("kvroute-stamp-{}", std::process::id()));
+        let absent = Stamp::of(&path);
+        std::fs::write(&path, "127.0.0.1:9901").unwrap();
+        absent.changes(&path).await;
+        let first = Stamp::of(&path);
+        assert_eq!(first, Stamp::of(&path));
+        let next = path.with_extension("next");
+        std::fs::write(&next, "127.0.0.1:9901").unwrap();
+        std::fs::rename(&next, &path).unwrap();
+        first.changes(&path).await;
+        std::fs::remove_file(&path).unwrap();
     }
 }
