@@ -142,7 +142,7 @@ fn tokenize(model: &Model<'_>, prepared: &Prepared) -> Result<Tokens, NoKeyReaso
 }
 
 /// The engine's cut. `in_front` ids were added by the tokenizer and survive where no side was given.
-fn truncate<T>(list: &mut Vec<T>, cut: Truncate, in_front: usize) {
+pub(crate) fn truncate<T>(list: &mut Vec<T>, cut: Truncate, in_front: usize) {
     let excess = list.len().saturating_sub(cut.tokens);
     if excess == 0 {
         return;

@@ -1,6 +1,7 @@
 //! `kvroute mock-replica`
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,8 +13,14 @@ use crate::mock::{Config, Replica};
 /// Prints one line with its endpoints when it can be reached, and runs until it is told to stop.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Tokenize one token per byte of the message contents: needs no model
-    #[arg(long, required = true)]
+    /// Tokenize with the model pack in this file
+    #[arg(long, value_name = "FILE", required_unless_present = "byte_tokens")]
+    pack: Option<PathBuf>,
+    /// Which pack of the file [default: the only one]
+    #[arg(long, value_name = "NAME", requires = "pack")]
+    pack_name: Option<String>,
+    /// Tokenize one token per byte of the message contents instead: needs no model
+    #[arg(long, conflicts_with = "pack")]
     byte_tokens: bool,
     /// What it calls itself in the header x-mock-replica [default: its HTTP address]
     #[arg(long)]
@@ -113,6 +120,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         answer_blindly_over: args.answer_blindly_over,
         tokenizer_threads: args.tokenizer_threads,
         ..Config::default()
+    };
+    let config = match &args.pack {
+        Some(file) => {
+            let flags = config.engine_flags();
+            config.with_pack(file, args.pack_name.as_deref(), flags)?
+        }
+        None => config,
     };
     let replica = Replica::start(config)?;
     println!(

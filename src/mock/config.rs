@@ -1,6 +1,7 @@
 //! What a mock replica can be told.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,10 @@ use anyhow::{Context, bail};
 use super::FreeOrder;
 use super::engine::Speed;
 use super::events::{HashForm, Wire};
+use super::pack_tokenizer;
 use super::prompt::{ByteTokenizer, TokenizerFactory};
 use super::scheduler::Limits;
+use crate::request::EngineFlags;
 
 /// See the fields. The default is a byte-tokenizing replica on free ports that answers at once.
 #[derive(Clone)]
@@ -106,6 +109,23 @@ impl std::fmt::Debug for Config {
 }
 
 impl Config {
+    /// Tokenizes with a pack of a file: the one of this name, or the only one. `flags` as of the engine that the
+    /// replica stands in for.
+    pub fn with_pack(mut self, file: &Path, name: Option<&str>, flags: EngineFlags) -> anyhow::Result<Self> {
+        self.tokenizer = pack_tokenizer::factory(file.to_owned(), name.map(str::to_owned), flags)?;
+        Ok(self)
+    }
+
+    /// Flags of an engine that writes events as this one does, with this length of prompts.
+    pub fn engine_flags(&self) -> EngineFlags {
+        let version = if self.wire == Wire::Array { "0.22.1" } else { "0.32.0" };
+        EngineFlags {
+            version: version.to_owned(),
+            max_model_len: Some(self.max_model_len as u64),
+            ..EngineFlags::default()
+        }
+    }
+
     pub(super) fn check(&self) -> anyhow::Result<()> {
         if self.block_size == 0 {
             bail!("the block size must be at least 1");

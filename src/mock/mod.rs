@@ -7,7 +7,7 @@
 //! | step | module |
 //! |---|---|
 //! | HTTP: the APIs, and everything else | `http`, `admin` |
-//! | body to tokens | [`prompt`], `request` |
+//! | body to tokens | [`prompt`], `pack_tokenizer`, `request` |
 //! | the scheduler, without time | [`scheduler`], `pool` |
 //! | the scheduler in time | `engine` |
 //! | KV events and their bytes, over ZMQ | [`events`], `publish` |
@@ -24,6 +24,7 @@ pub mod events;
 pub mod faults;
 mod http;
 mod msgpack;
+mod pack_tokenizer;
 mod pool;
 pub mod prompt;
 mod publish;
