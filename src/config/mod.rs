@@ -155,7 +155,8 @@ pub struct Config {
     pub limits: Limits,
     /// Goes into every block hash; the bridge must have the same.
     pub hash_seed: String,
-    /// Shared with the bridge and whoever may look inside; never empty for ingest and admin.
+    /// Shared with the bridge and whoever may look inside; never empty for ingest and admin. Stands in `secret`, or
+    /// in the environment variable that `secret_env` names.
     pub secret: String,
     /// Where snapshots come from; `None` with static replicas only.
     pub bridge: Option<Bridge>,

@@ -33,7 +33,7 @@ impl Config {
             policy: top.part("policy")?,
             limits: limits(top.object("limits")?)?,
             hash_seed: top.text("hash_seed")?.unwrap_or_default(),
-            secret: top.text("secret")?.unwrap_or_default(),
+            secret: secret(&mut top)?,
             bridge: bridge(top.object("bridge")?)?,
             replicas,
             test: test_switches(top.object("test")?)?,
@@ -88,6 +88,26 @@ impl Config {
             return Err(ConfigError::new("limits.memory_bytes", what));
         }
         Ok(())
+    }
+}
+
+/// The secret, or what the environment variable holds that `secret_env` names.
+fn secret(top: &mut Fields<'_>) -> Result<String, ConfigError> {
+    let (text, variable) = (top.text("secret")?, top.text("secret_env")?);
+    let Some(variable) = variable else { return Ok(text.unwrap_or_default()) };
+    if text.is_some() {
+        return Err(top.error("secret_env", "stands beside \"secret\": keep one of the two"));
+    }
+    match std::env::var(&variable) {
+        Ok(value) if !value.trim().is_empty() => Ok(value.trim().to_owned()),
+        // Only Envoy's VM is given the variable: a check elsewhere takes it for granted.
+        _ if !cfg!(target_family = "wasm") => Ok(format!("the value of {variable}")),
+        _ => Err(top.error(
+            "secret_env",
+            format!(
+                "\"{variable}\" is not set in the VM: set it for Envoy and name it in vm_config.environment_variables.host_env_keys"
+            ),
+        )),
     }
 }
 

@@ -90,6 +90,7 @@ fn every_mistake_names_its_field_and_the_mend() {
         ),
         (without("bridge"), "bridge is missing: name the cluster of the bridge, or list \"replicas\" here"),
         (with("/bridge", json!({})), "bridge.cluster is missing: add it"),
+        (with("/secret_env", json!("KVROUTE_SECRET")), "secret_env stands beside \"secret\": keep one of the two"),
         (without("secret"), "secret is missing: give the same text to router, ingest, admin and the bridge"),
         (
             with("/replicas", json!([{"address": "vllm-0:8000", "model": "qwen3"}])),
@@ -111,4 +112,15 @@ fn bytes_that_are_no_json_are_refused_with_the_place() {
     assert_eq!(Config::parse(b" ").unwrap_err().to_string(), "configuration is empty: give at least {\"role\": ...}");
     let text = Config::parse(b"{\"role\": router}").unwrap_err().to_string();
     assert!(text.starts_with("configuration is not JSON: ") && text.contains("line 1 column"), "{text}");
+}
+
+#[test]
+fn the_secret_may_come_by_the_environment() {
+    let mut config = good();
+    config["secret"] = Value::Null;
+    // Always set where tests run.
+    config["secret_env"] = json!("CARGO_MANIFEST_DIR");
+    assert_eq!(Config::from_value(&config).unwrap().secret, env!("CARGO_MANIFEST_DIR"));
+    config["secret_env"] = json!("KVROUTE_NO_SUCH_VARIABLE");
+    assert!(!Config::from_value(&config).unwrap().secret.is_empty());
 }
