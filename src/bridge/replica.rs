@@ -142,20 +142,21 @@ impl Replica {
             kv_usage_ppm: (reading.kv_usage.clamp(0.0, 1.0) * 1e6) as u32,
             age_ms: 0,
         };
-        let mut restarted = false;
+        let mut restarted = None;
         {
             let mut inner = self.lock();
             if inner.closed {
                 return;
             }
             if let Some(start) = reading.start_time {
-                restarted = inner.start_time.replace(start).is_some_and(|before| (before - start).abs() > 1.0);
+                let changed = inner.start_time.replace(start).is_some_and(|before| (before - start).abs() > 1.0);
+                restarted = changed.then_some(start);
             }
             inner.reading = Some((reading.clone(), Instant::now()));
         }
         self.with(|stream, changes| {
-            if restarted {
-                stream.process_restarted(changes);
+            if let Some(start) = restarted {
+                stream.process_restarted(start, changes);
             }
             if let Some(capacity) = reading.capacity_blocks {
                 stream.capacity = capacity;

@@ -64,8 +64,8 @@ pub struct Stream {
     pub last_ts: f64,
     /// Number of the message that a replay must begin with to prove that the engine is the same process.
     proof: Option<u64>,
-    /// Its messages showed a restart that its metrics have yet to tell.
-    restart_seen: bool,
+    /// The engine's time in the first message since it began anew, as far as it was seen.
+    first_ts: f64,
     /// Blocks that the engine's cache can hold, if known.
     pub capacity: u64,
 }
@@ -81,7 +81,7 @@ impl Stream {
             counts: StreamCounts::default(),
             last_ts: 0.0,
             proof: None,
-            restart_seen: false,
+            first_ts: 0.0,
             capacity: 0,
         }
     }
@@ -204,7 +204,7 @@ impl Stream {
     }
 
     fn restarted(&mut self, changes: &mut Changes) {
-        self.restart_seen = true;
+        self.first_ts = 0.0;
         self.counts.restarts += 1;
         self.cursor.reset();
         self.trust.restarted();
@@ -212,12 +212,13 @@ impl Stream {
         changes.wiped.append(&mut self.cache.take_wiped());
     }
 
-    /// The engine's metrics tell of a new process. Its events may have told so before.
-    pub fn process_restarted(&mut self, changes: &mut Changes) {
-        if !self.restart_seen && self.cursor.next().is_some() {
+    /// The engine's metrics tell of a new process, which began at `start` (seconds since 1970). Its messages may
+    /// have told so before.
+    pub fn process_restarted(&mut self, start: f64, changes: &mut Changes) {
+        let of_new_process = self.first_ts > 0.0 && self.first_ts >= start - 1.0;
+        if self.cursor.next().is_some() && !of_new_process {
             self.restarted(changes);
         }
-        self.restart_seen = false;
     }
 
     /// The replica leaves: its blocks.
@@ -238,6 +239,9 @@ impl Stream {
         self.counts.messages += 1;
         self.counts.events += batch.events.len() as u64;
         self.last_ts = batch.ts;
+        if self.first_ts == 0.0 {
+            self.first_ts = batch.ts;
+        }
         self.cache.count_skips(&batch.skipped);
         if !batch.events.is_empty() || batch.skipped.is_empty() {
             self.trust.message();
