@@ -240,15 +240,16 @@ impl Segment {
         if ranks.is_empty() {
             return;
         }
-        let mut left = (ranks.len() >> 3).max(1);
-        let at = left - 1;
-        let (_, limit, _) = ranks.select_nth_unstable(at);
+        let most = (ranks.len() >> 3).max(1);
+        let (below, limit, _) = ranks.select_nth_unstable(most - 1);
         let limit = *limit;
-        let mut victims = Vec::with_capacity(left);
+        // Of those at the limit only as many as are still missing.
+        let mut at_limit = most - below.iter().filter(|rank| **rank < limit).count();
+        let mut victims = Vec::with_capacity(most);
         for slot in self.slots.iter_mut().filter(|s| s.holders != 0) {
-            if left > 0 && slot.rank() <= limit {
+            if slot.rank() < limit || (slot.rank() == limit && at_limit > 0) {
+                at_limit -= usize::from(slot.rank() == limit);
                 victims.push(*slot);
-                left -= 1;
             } else {
                 slot.set_useful(slot.useful().saturating_sub(1));
             }

@@ -432,7 +432,8 @@ impl RangeJob {
                 self.at = Some((plane, tier, segment + 1));
                 continue;
             }
-            // What is left was not there at all.
+            // What is left was not there at all, and is not to be looked at again.
+            self.at = Some((plane, tier, last + 1));
             let some: Vec<u64> = want.keys().copied().take(STRIDE).collect();
             if some.is_empty() {
                 self.at = Some((plane, tier + 1, first));
