@@ -35,6 +35,32 @@ pub enum SectionKind {
     Meta = 1,
     /// `tokenizer.json`, for the `tokenizers` crate.
     TokenizerJson = 2,
+    /// Header of the compact tokenizer, as JSON; its tables follow, see [`crate::tokenizer::compact`].
+    Compact = 16,
+    /// (left, right) → rank.
+    MergeSlots = 17,
+    /// Rank → id.
+    MergeIds = 18,
+    /// Ids of bytes or ASCII characters, ids of bytes to fall back to.
+    Symbols = 19,
+    /// Unicode classes, first stage.
+    Classes1 = 20,
+    /// Unicode classes, second stage.
+    Classes2 = 21,
+    /// Added tokens of the first pass: nodes.
+    FirstNodes = 22,
+    /// Added tokens of the first pass: edges.
+    FirstEdges = 23,
+    /// Added tokens of the second pass: nodes.
+    SecondNodes = 24,
+    /// Added tokens of the second pass: edges.
+    SecondEdges = 25,
+    /// Words that merging would get wrong.
+    Exceptions = 26,
+    /// Ids of characters.
+    Characters = 27,
+    /// Pairs of characters that may be cut apart.
+    CutPairs = 28,
 }
 
 impl SectionKind {
@@ -43,6 +69,16 @@ impl SectionKind {
         match kind {
             1 => "meta",
             2 => "tokenizer.json",
+            16 => "compact",
+            17 => "merges",
+            18 => "merge ids",
+            19 => "symbols",
+            20 | 21 => "classes",
+            22 | 23 => "added tokens",
+            24 | 25 => "normalised added tokens",
+            26 => "exceptions",
+            27 => "characters",
+            28 => "cuts",
             _ => "unknown",
         }
     }

@@ -30,7 +30,7 @@ use std::rc::Rc;
 use serde::{Deserialize, Serialize};
 
 use crate::template::TemplateSource;
-use crate::tokenizer::{Tokenizer, hf::HfTokenizer};
+use crate::tokenizer::{Tokenizer, compact::Compact, hf::HfTokenizer};
 use container::{PackBytes, Section, SectionKind};
 
 /// Why bytes are not a pack, or a directory cannot be made into one. The text names the place and the mend.
@@ -89,7 +89,8 @@ pub struct Specials {
 pub struct Pack {
     bytes: PackBytes,
     meta: std::sync::Arc<Meta>,
-    tokenizer: Section,
+    /// All but the meta section.
+    sections: Vec<Section>,
 }
 
 impl Pack {
@@ -106,14 +107,17 @@ impl Pack {
             let meta: Meta = serde_json::from_slice(bytes.section(meta)?).map_err(|e| {
                 PackError::new(format!("pack {index} of the file: meta section: {e}; pack the model again"))
             })?;
-            let tokenizer = find(SectionKind::TokenizerJson).ok_or_else(|| missing("tokenizer section"))?;
+            find(SectionKind::Compact)
+                .or_else(|| find(SectionKind::TokenizerJson))
+                .ok_or_else(|| missing("tokenizer section"))?;
+            let sections = sections.iter().filter(|s| s.kind != SectionKind::Meta as u32).copied().collect();
             if packs.iter().any(|p| p.name() == meta.name) {
                 return Err(PackError::new(format!(
                     "two packs have the name {:?}; give one another --name",
                     meta.name
                 )));
             }
-            packs.push(Pack { bytes: bytes.clone(), meta: meta.into(), tokenizer: *tokenizer });
+            packs.push(Pack { bytes: bytes.clone(), meta: meta.into(), sections });
         }
         Ok(packs)
     }
@@ -138,21 +142,35 @@ impl Pack {
         &self.meta
     }
 
-    /// Bytes of the tokenizer's section.
+    /// Bytes of the tokenizer.
     pub fn tokenizer_bytes(&self) -> usize {
-        self.tokenizer.len
+        self.sections.iter().map(|section| section.len).sum()
     }
 
-    /// The kind of the tokenizer's section.
+    /// Which engine the pack is for: "compact", or "tokenizer.json" for the `tokenizers` crate.
     pub fn tokenizer_kind(&self) -> &'static str {
-        SectionKind::label(self.tokenizer.kind)
+        let kind = if self.section(SectionKind::Compact).is_some() {
+            SectionKind::Compact
+        } else {
+            SectionKind::TokenizerJson
+        };
+        SectionKind::label(kind as u32)
+    }
+
+    fn section(&self, kind: SectionKind) -> Option<&Section> {
+        self.sections.iter().find(|section| section.kind == kind as u32)
     }
 
     /// Makes the tokenizer. Each one has its own caches: make it once a thread and share the `Rc`.
     pub fn tokenizer(&self) -> Result<Rc<dyn Tokenizer>, PackError> {
         let named = |e: String| PackError::new(format!("pack {:?}: {e}", self.name()));
-        let json = self.bytes.section(&self.tokenizer)?;
-        let tokenizer = HfTokenizer::from_json(json, self.meta.specials.clone()).map_err(|e| named(e.0))?;
+        let specials = self.meta.specials.clone();
+        if self.section(SectionKind::Compact).is_some() {
+            let compact = Compact::new(self.bytes.clone(), self.sections.clone(), specials).map_err(|e| named(e.0))?;
+            return Ok(Rc::new(compact));
+        }
+        let section = self.section(SectionKind::TokenizerJson).ok_or_else(|| named("no tokenizer".into()))?;
+        let tokenizer = HfTokenizer::from_json(self.bytes.section(section)?, specials).map_err(|e| named(e.0))?;
         Ok(Rc::new(tokenizer))
     }
 }

@@ -173,9 +173,15 @@ impl<'a> Trie<'a> {
 
     /// The first token at or after `from`.
     pub fn find(&self, text: &[u8], from: usize) -> Option<Found> {
+        self.find_before(text, from, text.len())
+    }
+
+    /// The first token that begins in `from..to`; it may end after that.
+    pub fn find_before(&self, text: &[u8], from: usize, to: usize) -> Option<Found> {
+        let starts = text.get(..to.min(text.len()))?;
         let mut at = from;
         loop {
-            let rest = text.get(at..)?;
+            let rest = starts.get(at..)?;
             at += rest.iter().position(|byte| self.first.get(usize::from(*byte)).is_some_and(|yes| *yes))?;
             if let Some(found) = self.at(text, at) {
                 return Some(found);

@@ -70,6 +70,14 @@ impl HfTokenizer {
         (self.whole("", true).ok()? == [&found.prefix[..], &found.suffix[..]].concat()).then_some(found)
     }
 
+    /// What the added tokens match.
+    pub fn added_tokens(&self) -> Vec<String> {
+        let tokens = self.inner.get_added_tokens_decoder();
+        let mut sorted: Vec<_> = tokens.iter().collect();
+        sorted.sort_by_key(|(id, _)| **id);
+        sorted.into_iter().map(|(_, token)| token.content.clone()).collect()
+    }
+
     /// The crate's own encoding in one go, its post-processor included.
     pub fn whole(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizeError> {
         let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| error("encode", &e))?;

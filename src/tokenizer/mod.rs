@@ -5,6 +5,7 @@
 //! `tokenizer.json`.
 
 pub mod added;
+pub mod compact;
 pub mod hf;
 
 use std::rc::Rc;

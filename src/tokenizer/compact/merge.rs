@@ -1,0 +1,264 @@
+//! Byte-pair merges: the pair with the lowest rank first, of equal ones the leftmost.
+//!
+//! Short words are merged in place by looking for the minimum again and again; long ones by a heap, in
+//! O(n log n), and can be interrupted.
+
+use std::collections::BinaryHeap;
+
+use crate::blocks::TokenId;
+
+/// No merge, or no symbol.
+pub const NONE: u32 = u32::MAX;
+/// Bits of an id within a slot.
+pub const ID_BITS: u32 = 20;
+/// Bits of a rank within a slot.
+pub const RANK_BITS: u32 = 24;
+/// A slot that holds nothing.
+pub const EMPTY: u64 = u64::MAX;
+/// Words of up to this many symbols take the short way.
+pub const SHORT: usize = 48;
+/// Words of more symbols than this are refused: the memory that merging takes is bounded.
+pub const LONGEST: usize = 4 << 20;
+
+/// A view of the merges: (left, right) → rank in an open-addressed table, rank → id in an array.
+#[derive(Clone, Copy)]
+pub struct Merges<'a> {
+    slots: &'a [[u8; 8]],
+    mask: usize,
+    ids: &'a [[u8; 4]],
+}
+
+/// Where to begin to look for a key in a table of `mask` + 1 slots.
+#[inline(always)]
+pub fn slot_of(key: u64, mask: usize) -> usize {
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & mask
+}
+
+impl<'a> Merges<'a> {
+    /// A view of tables; `None` if their sizes are impossible.
+    pub fn new(slots: &'a [u8], ids: &'a [u8]) -> Option<Self> {
+        let (slots, rest) = slots.as_chunks();
+        (slots.len().is_power_of_two() && rest.is_empty()).then(|| Merges {
+            slots,
+            mask: slots.len() - 1,
+            ids: ids.as_chunks().0,
+        })
+    }
+
+    /// The rank of a pair, or [`NONE`].
+    #[inline(always)]
+    pub fn rank(&self, left: TokenId, right: TokenId) -> u32 {
+        let key = u64::from(left) << ID_BITS | u64::from(right);
+        let mut at = slot_of(key, self.mask);
+        // A sound table has empty slots; a damaged one ends the search after a round.
+        for _ in 0..=self.mask {
+            let Some(slot) = self.slots.get(at) else { return NONE };
+            let slot = u64::from_le_bytes(*slot);
+            if slot >> RANK_BITS == key {
+                return (slot & ((1 << RANK_BITS) - 1)) as u32;
+            }
+            if slot == EMPTY {
+                return NONE;
+            }
+            at = (at + 1) & self.mask;
+        }
+        NONE
+    }
+
+    /// What a merge makes.
+    #[inline(always)]
+    pub fn id(&self, rank: u32) -> TokenId {
+        self.ids.get(rank as usize).map_or(0, |id| u32::from_le_bytes(*id))
+    }
+}
+
+/// Merges up to [`SHORT`] symbols in place; gives how many are left.
+pub fn merge_short(merges: Merges<'_>, ids: &mut [TokenId]) -> usize {
+    let mut ranks = [NONE; SHORT];
+    let mut len = ids.len().min(SHORT);
+    for (rank, pair) in ranks.iter_mut().zip(ids.windows(2)) {
+        if let [left, right] = pair {
+            *rank = merges.rank(*left, *right);
+        }
+    }
+    loop {
+        let mut best = (NONE, 0);
+        for (at, rank) in ranks.iter().enumerate().take(len.saturating_sub(1)) {
+            if *rank < best.0 {
+                best = (*rank, at);
+            }
+        }
+        let (rank, at) = best;
+        if rank == NONE {
+            return len;
+        }
+        // The right one goes; everything after it moves up. `at + 1 < len <= SHORT` holds here.
+        if at + 2 <= len && len <= ids.len() {
+            ids.copy_within(at + 2..len, at + 1);
+            ranks.copy_within(at + 2..len.max(at + 2), at + 1);
+        }
+        len -= 1;
+        let id = merges.id(rank);
+        let left = at.checked_sub(1).and_then(|before| ids.get(before).copied());
+        let right = if at + 1 < len { ids.get(at + 1).copied() } else { None };
+        if let Some(symbol) = ids.get_mut(at) {
+            *symbol = id;
+        }
+        if let (Some(left), Some(rank)) = (left, at.checked_sub(1).and_then(|before| ranks.get_mut(before))) {
+            *rank = merges.rank(left, id);
+        }
+        if let Some(rank) = ranks.get_mut(at) {
+            *rank = right.map_or(NONE, |right| merges.rank(id, right));
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Symbol {
+    /// [`NONE`] when merged into the one before.
+    id: TokenId,
+    before: u32,
+    after: u32,
+}
+
+/// A long word under way.
+pub struct LongWord {
+    symbols: Vec<Symbol>,
+    /// `!(rank << 32 | position)`: the largest is the one to merge next.
+    heap: BinaryHeap<u64>,
+    /// Pairs that are in the heap so far.
+    started: usize,
+    given: usize,
+}
+
+impl LongWord {
+    /// A word of these symbols; `None` if there are too many.
+    pub fn new(ids: impl Iterator<Item = TokenId>) -> Option<Self> {
+        let mut symbols = Vec::new();
+        for (at, id) in ids.enumerate() {
+            if at >= LONGEST {
+                return None;
+            }
+            symbols.push(Symbol { id, before: (at as u32).wrapping_sub(1), after: at as u32 + 1 });
+        }
+        Some(LongWord { symbols, heap: BinaryHeap::new(), started: 0, given: 0 })
+    }
+
+    /// How many symbols it began with.
+    pub fn symbols(&self) -> usize {
+        self.symbols.len()
+    }
+
+    /// Takes up to `steps` steps. `true` once all ids are in `out`.
+    pub fn advance(&mut self, merges: Merges<'_>, mut steps: usize, out: &mut Vec<TokenId>) -> bool {
+        while self.started + 1 < self.symbols.len() {
+            if steps == 0 {
+                return false;
+            }
+            steps -= 1;
+            self.push(merges, self.started as u32);
+            self.started += 1;
+        }
+        while let Some(top) = self.heap.pop() {
+            self.merge(merges, !top);
+            steps = steps.saturating_sub(1);
+            if steps == 0 && !self.heap.is_empty() {
+                return false;
+            }
+        }
+        let left = self.symbols.iter().skip(self.given);
+        out.extend(left.map(|symbol| symbol.id).filter(|id| *id != NONE));
+        self.given = self.symbols.len();
+        true
+    }
+
+    fn get(&self, at: u32) -> Option<Symbol> {
+        self.symbols.get(at as usize).copied().filter(|symbol| symbol.id != NONE)
+    }
+
+    /// Puts the pair that begins at `at` into the heap, if it is one.
+    fn push(&mut self, merges: Merges<'_>, at: u32) {
+        let Some(left) = self.get(at) else { return };
+        let Some(right) = self.get(left.after) else { return };
+        let rank = merges.rank(left.id, right.id);
+        if rank != NONE {
+            self.heap.push(!(u64::from(rank) << 32 | u64::from(at)));
+        }
+    }
+
+    fn merge(&mut self, merges: Merges<'_>, entry: u64) {
+        let (rank, at) = ((entry >> 32) as u32, entry as u32);
+        let Some(left) = self.get(at) else { return };
+        let Some(right) = self.get(left.after) else { return };
+        // An entry from before one of the two changed.
+        if merges.rank(left.id, right.id) != rank {
+            return;
+        }
+        if let Some(symbol) = self.symbols.get_mut(left.after as usize) {
+            symbol.id = NONE;
+        }
+        if let Some(symbol) = self.symbols.get_mut(right.after as usize) {
+            symbol.before = at;
+        }
+        if let Some(symbol) = self.symbols.get_mut(at as usize) {
+            (symbol.id, symbol.after) = (merges.id(rank), right.after);
+        }
+        if left.before != NONE {
+            self.push(merges, left.before);
+        }
+        self.push(merges, at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random merges over a few symbols; the slow twin looks for the lowest rank again and again.
+    #[test]
+    fn short_and_long_merge_like_the_slow_twin() {
+        let mut state = 7u64;
+        let mut random = move |n: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % n
+        };
+        for _ in 0..300 {
+            let mut slots = vec![EMPTY; 256];
+            let mut pairs = std::collections::HashMap::new();
+            let mut ids: Vec<u32> = Vec::new();
+            for rank in 0..60u32 {
+                let (a, b) = (random(12) as u32, random(12) as u32);
+                ids.push(random(12) as u32);
+                if pairs.insert((a, b), rank).is_none() {
+                    let key = u64::from(a) << ID_BITS | u64::from(b);
+                    let mut at = slot_of(key, 255);
+                    while slots[at] != EMPTY {
+                        at = (at + 1) & 255;
+                    }
+                    slots[at] = key << RANK_BITS | u64::from(rank);
+                } else {
+                    let key = u64::from(a) << ID_BITS | u64::from(b);
+                    let at = slots.iter().position(|s| s >> RANK_BITS == key).unwrap();
+                    slots[at] = key << RANK_BITS | u64::from(rank);
+                }
+            }
+            let slots: Vec<u8> = slots.iter().flat_map(|s| s.to_le_bytes()).collect();
+            let table: Vec<u8> = ids.iter().flat_map(|s| s.to_le_bytes()).collect();
+            let merges = Merges::new(&slots, &table).unwrap();
+            let word: Vec<u32> = (0..random(SHORT as u64)).map(|_| random(12) as u32).collect();
+            let mut slow = word.clone();
+            while let Some((rank, at)) =
+                slow.windows(2).enumerate().filter_map(|(at, w)| Some((*pairs.get(&(w[0], w[1]))?, at))).min()
+            {
+                slow.splice(at..at + 2, [ids[rank as usize]]);
+            }
+            let mut short = word.clone();
+            let left = merge_short(merges, &mut short);
+            assert_eq!(&short[..left], &slow[..]);
+            let mut long = LongWord::new(word.iter().copied()).unwrap();
+            let mut out = Vec::new();
+            while !long.advance(merges, 1 + random(3) as usize, &mut out) {}
+            assert_eq!(out, slow);
+        }
+    }
+}

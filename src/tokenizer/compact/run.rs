@@ -1,0 +1,305 @@
+//! One encoding under way: lazy, and exact wherever it is interrupted.
+//!
+//! Three cursors run ahead of each other: added tokens of the first pass are looked for in the text, what lies
+//! before them is normalised where it must be (the *window*: the text itself, or a buffer), tokens of the second
+//! pass are looked for in the window, and words are taken from what is certain.
+
+use std::rc::Rc;
+
+use super::classes::{Classes, UNSTABLE};
+use super::merge::LongWord;
+use super::nfc::Normalized;
+use super::scan::next_word;
+use super::words::Words;
+use super::{Compact, View, Word};
+use crate::blocks::TokenId;
+use crate::tokenizer::added::Found;
+use crate::tokenizer::{Boundary, Encoding, Step, TokenizeError};
+
+/// How far to look ahead at least.
+const AHEAD: usize = 4096;
+/// A merge step of a long word costs as much as this many bytes of common text.
+const STEP_BYTES: usize = 16;
+
+pub struct Run {
+    compact: Rc<Compact>,
+    text: Rc<str>,
+    add: bool,
+    state: State,
+    tokens: usize,
+    /// How far the text was searched for tokens of the first pass, and the one found there.
+    scanned: usize,
+    first: Option<Found>,
+    /// The window's text when it is not that of the source.
+    normalized: Option<Normalized>,
+    /// In the window: what is given out, how far it was searched for tokens of the second pass, the one found.
+    at: usize,
+    searched: usize,
+    second: Option<Found>,
+    long: Option<LongWord>,
+    passed: Option<Boundary>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Begin,
+    Middle,
+    Done,
+}
+
+/// Why words stopped coming.
+enum Stop {
+    Budget,
+    End,
+    Long(LongWord),
+    TooLong,
+}
+
+impl Run {
+    pub fn new(compact: Rc<Compact>, text: Rc<str>, add: bool, from: Option<Boundary>) -> Self {
+        let state = if from.is_some() { State::Middle } else { State::Begin };
+        let Boundary { bytes, tokens } = from.unwrap_or_default();
+        Run {
+            compact,
+            text,
+            add,
+            state,
+            tokens,
+            scanned: bytes,
+            first: None,
+            normalized: None,
+            at: bytes,
+            searched: bytes,
+            second: None,
+            long: None,
+            passed: None,
+        }
+    }
+
+    /// Whether the text up to `scanned` ends like a text: at its end, or before an added token.
+    fn segment_ends(&self) -> bool {
+        self.first.is_some() || self.scanned >= self.text.len()
+    }
+
+    /// The window's end, and whether it ends like a text.
+    fn window(&self) -> (usize, bool) {
+        match &self.normalized {
+            Some(normalized) => (normalized.buf.len(), self.segment_ends() && normalized.fed >= self.scanned),
+            None => (self.scanned, self.segment_ends()),
+        }
+    }
+
+    /// Where the words of the window end that are certain not to be a part of an added token.
+    fn piece(&self) -> (usize, bool) {
+        let (end, last) = self.window();
+        match &self.second {
+            Some(found) => (found.start, true),
+            None if self.compact.second.is_none() => (end, last),
+            None => (self.searched.min(end), last && self.searched >= end),
+        }
+    }
+
+    /// Looks further ahead. `false` if there is nothing more to see.
+    fn grow(&mut self, view: &View<'_>) -> Result<bool, TokenizeError> {
+        let text = self.text.clone();
+        let before = (self.scanned, self.searched, self.window());
+        let (end, _) = self.window();
+        if !self.segment_ends() {
+            let ahead = AHEAD.max(end.saturating_sub(self.at).saturating_mul(2));
+            let from = self.scanned;
+            let mut to = from.saturating_add(ahead).min(text.len());
+            while !text.is_char_boundary(to) {
+                to += 1;
+            }
+            self.first = view.first.find_before(text.as_bytes(), from, to);
+            self.scanned = self.first.map_or(to, |found| found.start);
+            if self.compact.header.nfc && self.normalized.is_none() && unstable(&text, from, self.scanned, view.classes)
+            {
+                self.normalized = Some(Normalized::begin(&text, self.at, from));
+                self.searched = self.searched.saturating_sub(self.at);
+                self.at = 0;
+            }
+        }
+        let last = self.segment_ends();
+        if let Some(normalized) = &mut self.normalized {
+            normalized.feed(&text, view.classes, self.scanned, last)?;
+            let moved = normalized.drop_read(self.at);
+            self.at -= moved;
+            self.searched = self.searched.saturating_sub(moved);
+        }
+        self.search_second(view);
+        Ok(before != (self.scanned, self.searched, self.window()) || self.second.is_some())
+    }
+
+    fn search_second(&mut self, view: &View<'_>) {
+        let Some(trie) = view.second else { return };
+        if self.second.is_some() {
+            return;
+        }
+        let (end, last) = self.window();
+        let text = self.text.clone();
+        let window = self.normalized.as_ref().map_or(text.as_bytes(), |n| &n.buf);
+        let window = window.get(..end).unwrap_or_default();
+        // A token that begins later may go on beyond the window.
+        let mut to = if last { end } else { end.saturating_sub(self.compact.header.longest_second) };
+        while to > 0 && window.get(to).is_some_and(|b| b & 0xc0 == 0x80) {
+            to -= 1;
+        }
+        if to > self.searched {
+            self.second = trie.find_before(window, self.searched, to);
+            self.searched = self.second.map_or(to, |found| found.start);
+        }
+    }
+
+    fn give(&mut self, id: TokenId, out: &mut Vec<TokenId>) {
+        out.push(id);
+        self.tokens += 1;
+    }
+
+    /// At the end of a piece: the added token there. `false` at the end of the text.
+    fn pass(&mut self, out: &mut Vec<TokenId>) -> bool {
+        let found = match (self.second.take(), self.first) {
+            (Some(found), _) => {
+                self.at = found.end;
+                self.searched = found.end;
+                self.give(found.id, out);
+                found
+            }
+            (None, Some(found)) => {
+                self.first = None;
+                self.normalized = None;
+                self.at = found.end;
+                (self.scanned, self.searched) = (found.end, found.end);
+                self.give(found.id, out);
+                found
+            }
+            (None, None) => return false,
+        };
+        if found.boundary && self.normalized.is_none() {
+            self.passed = Some(Boundary { bytes: self.at, tokens: self.tokens });
+        }
+        true
+    }
+
+    fn run(&mut self, max_bytes: usize, out: &mut Vec<TokenId>) -> Result<Step, TokenizeError> {
+        let compact = self.compact.clone();
+        let view = compact.view().ok_or_else(broken)?;
+        let mut words = compact.words.try_borrow_mut().map_err(|_| broken())?;
+        let text = self.text.clone();
+        let mut budget = max_bytes.max(1);
+        loop {
+            if let Some(long) = &mut self.long {
+                let steps = (budget >> STEP_BYTES.ilog2()).max(1);
+                let before = out.len();
+                if !long.advance(view.merges, steps, out) {
+                    return Ok(Step::More);
+                }
+                budget = budget.saturating_sub(long.symbols().min(steps) << STEP_BYTES.ilog2());
+                self.tokens += out.len() - before;
+                self.long = None;
+            }
+            let (end, last) = self.piece();
+            if self.at == end && last && self.window().0 >= end {
+                let more = self.pass(out);
+                if !more {
+                    return Ok(Step::Done);
+                }
+            } else {
+                let before = out.len();
+                let window = self.normalized.as_ref().map_or(text.as_bytes(), |n| &n.buf);
+                let piece = window.get(..end).unwrap_or_default();
+                let stop = take_words(&compact, &view, &mut words, piece, &mut self.at, last, &mut budget, out);
+                self.tokens += out.len() - before;
+                match stop {
+                    Stop::Budget => return Ok(Step::More),
+                    Stop::Long(long) => self.long = Some(long),
+                    Stop::TooLong => return Err(TokenizeError("a word of more than 4 million characters".into())),
+                    Stop::End if self.at < end || !last => {
+                        if !self.grow(&view)? && self.piece() == (end, last) {
+                            return Err(broken());
+                        }
+                    }
+                    Stop::End => {}
+                }
+            }
+            if budget == 0 {
+                return Ok(Step::More);
+            }
+        }
+    }
+}
+
+fn broken() -> TokenizeError {
+    TokenizeError("the tables of the pack do not fit each other; pack the model again".into())
+}
+
+fn unstable(text: &str, from: usize, to: usize, classes: Classes<'_>) -> bool {
+    let bytes = text.as_bytes().get(from..to).unwrap_or_default();
+    !bytes.is_ascii() && classes.find(bytes, 0, UNSTABLE).is_some()
+}
+
+/// Gives words of `piece` until it ends, the budget does, or a long word comes.
+#[allow(clippy::too_many_arguments)]
+fn take_words(
+    compact: &Compact,
+    view: &View<'_>,
+    words: &mut Words,
+    piece: &[u8],
+    at: &mut usize,
+    last: bool,
+    budget: &mut usize,
+    out: &mut Vec<TokenId>,
+) -> Stop {
+    let scanner = compact.header.scanner;
+    while *at < piece.len() {
+        if *budget == 0 {
+            return Stop::Budget;
+        }
+        let Some(end) = next_word(scanner, view.classes, view.cuts, piece, *at, last) else { return Stop::End };
+        // A scanner always advances; a damaged table must not stop it.
+        let end = end.max(*at + 1);
+        *budget = budget.saturating_sub(end - *at);
+        let word = compact.word(view, words, piece, *at, end, out);
+        *at = end;
+        match word {
+            Word::Given => {}
+            Word::Long(long) => return Stop::Long(long),
+            Word::TooLong => return Stop::TooLong,
+        }
+    }
+    Stop::End
+}
+
+impl Encoding for Run {
+    fn step(&mut self, max_bytes: usize, out: &mut Vec<TokenId>) -> Result<Step, TokenizeError> {
+        let compact = self.compact.clone();
+        if self.state == State::Begin {
+            if self.add {
+                compact.specials.prefix.iter().for_each(|id| self.give(*id, out));
+            }
+            self.state = State::Middle;
+        }
+        if self.state == State::Middle {
+            if self.run(max_bytes, out)? == Step::More {
+                return Ok(Step::More);
+            }
+            if self.add {
+                compact.specials.suffix.iter().for_each(|id| self.give(*id, out));
+            }
+            self.state = State::Done;
+        }
+        Ok(Step::Done)
+    }
+
+    fn boundary(&self) -> Option<Boundary> {
+        self.passed
+    }
+
+    fn remaining_bytes(&self) -> usize {
+        let rest = match &self.normalized {
+            Some(normalized) => self.text.len().saturating_sub(normalized.fed) + normalized.buf.len() - self.at,
+            None => self.text.len().saturating_sub(self.at),
+        };
+        rest + self.long.as_ref().map_or(0, LongWord::symbols)
+    }
+}
