@@ -8,8 +8,9 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use base64::Engine as _;
 use kvroute::mock::FreeOrder;
-use kvroute::mock::events::{Event, EventHash, ExtraKeys};
+use kvroute::mock::events::{Encoder, Event, EventHash, ExtraKeys, HashForm, Wire};
 use kvroute::mock::scheduler::{Limits, NewRequest, RequestId, Scheduler};
 use serde_json::Value;
 
@@ -280,4 +281,54 @@ fn vllm_0_22_evicting() {
     let dirs = ["qwen3-bs16-int-cbor-vllm0.22.1-array", "qwen3-bs16-int-cbor-vllm0.22.1-array-evict"];
     let different = replay(&dirs, limits(16, 220, FreeOrder::Append));
     assert_eq!(different.unwrap_or_default(), Vec::<String>::new());
+}
+
+/// The mock's event for a recorded one, with the engine's own hashes; `None` for forms that it does not write.
+fn rebuilt(event: &Value) -> Option<Event> {
+    let fields: [&str; 9] = ["type", "block_hashes", "parent_block_hash", "token_ids", "", "", "", "", "extra_keys"];
+    let get = |name: &str| match event {
+        Value::Array(parts) => &parts[fields.iter().position(|field| *field == name).unwrap()],
+        map => &map[name],
+    };
+    let hashes = || get("block_hashes").as_array().unwrap().iter().map(|hash| EventHash(hash.as_u64().unwrap()));
+    Some(match get("type").as_str()? {
+        "AllBlocksCleared" => Event::Cleared,
+        "BlockRemoved" => Event::Removed { hash: hashes().next()? },
+        _ => {
+            let parent = get("parent_block_hash").as_u64().map(EventHash);
+            Event::Stored {
+                hashes: hashes().collect(),
+                parent,
+                first_block: usize::from(parent.is_some()),
+                tokens: ids(get("token_ids")),
+                extra: ExtraKeys { lora: None, cache_salt: get("extra_keys")[0][0].as_str().map(str::to_owned) },
+                session_id: event["session_id"].as_str().map(str::to_owned),
+            }
+        }
+    })
+}
+
+#[test]
+fn events_have_the_bytes_of_the_engine() {
+    let Some(data) = data() else { return };
+    for (dir, wire, block_size) in
+        [("qwen3-bs32-int", Wire::Map, 32), ("qwen3-bs16-int-cbor-vllm0.22.1-array-evict", Wire::Array, 16)]
+    {
+        let encoder = Encoder { wire, hashes: HashForm::Int, block_size };
+        let mut frames = 0;
+        for scenario in scenarios(&data.join(dir)) {
+            for frame in scenario.json["frames"].as_array().unwrap() {
+                let decoded = &frame["decoded"];
+                let events: Option<Vec<Event>> = decoded[1].as_array().unwrap().iter().map(rebuilt).collect();
+                let recorded = base64::engine::general_purpose::STANDARD.decode(frame["payload_b64"].as_str().unwrap());
+                let recorded = recorded.unwrap();
+                // The JSON of the recording may be off by the last bit.
+                let time = f64::from_be_bytes(recorded[2..10].try_into().unwrap());
+                assert!(encoder.batch(time, &events.unwrap()) == recorded, "{dir} {}: other bytes", scenario.name);
+                frames += 1;
+            }
+        }
+        assert!(frames > 20);
+        eprintln!("{dir}: {frames} frames byte for byte");
+    }
 }
