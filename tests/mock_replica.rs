@@ -326,7 +326,29 @@ async fn metrics_have_the_names_of_the_engine() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_frees_its_blocks_and_a_stopped_replica_its_port() {
+async fn a_client_that_goes_away_frees_its_blocks() {
+    let endless = Config {
+        decode_ms_per_token: 1.0,
+        output_tokens: 1_000_000,
+        max_model_len: 2_000_000,
+        blocks: 500_000,
+        ..config()
+    };
+    let replica = Replica::start(endless).unwrap();
+    let mut body = chat(&["0123456789"]);
+    body["stream"] = true.into();
+    let mut response = post(&replica, "/v1/chat/completions", &body).await;
+    response.chunk().await.unwrap();
+    assert_eq!(replica.gauges().running, 1);
+    drop(response);
+    while replica.gauges().running > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(replica.gauges().usage, 0.0);
+}
+
+#[tokio::test]
+async fn a_stopped_replica_breaks_off_and_frees_its_port() {
     let slow = Config { decode_ms_per_token: 3.6e6, ..config() };
     let replica = Replica::start(slow).unwrap();
     let mut body = chat(&["0123456789"]);
@@ -334,7 +356,6 @@ async fn a_client_that_goes_away_frees_its_blocks_and_a_stopped_replica_its_port
     let mut response = post(&replica, "/v1/chat/completions", &body).await;
     // The first token comes with the prefill.
     response.chunk().await.unwrap();
-    assert_eq!(replica.gauges().running, 1);
     let address = replica.http_addr();
     replica.stop();
     assert!(response.chunk().await.is_err(), "the stream breaks off");

@@ -192,7 +192,12 @@ impl Driver {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit(submissions) => submissions.into_iter().for_each(|submission| self.submit(submission)),
-            Command::Reset(reply) => drop(reply.send(self.scheduler.reset_cache())),
+            Command::Reset(reply) => {
+                let done = self.scheduler.reset_cache();
+                // Who asked may look at once.
+                self.update_gauges();
+                let _ = reply.send(done);
+            }
             Command::Restart => {
                 self.scheduler = Scheduler::new(self.limits);
                 self.open.clear();
