@@ -493,8 +493,8 @@ impl Fleet {
         book.tick(now, |idx| members.get(idx).map_or(0.0, |r| r.prefill_rate));
         let home = self.policy.home_seconds.saturating_mul(SECOND);
         homes.tick(Time(now.0.saturating_sub(home)));
-        let (dead, _) = peers.tick(now);
-        dead.into_iter().for_each(|slot| self.peer_gone(slot));
+        let silent = peers.silent(now);
+        silent.into_iter().for_each(|slot| self.peer_gone(slot));
     }
 
     /// Everything for people and metrics.
@@ -541,6 +541,21 @@ impl Fleet {
             .collect();
         all.sort_unstable();
         all
+    }
+}
+
+/// For measurements.
+#[cfg(test)]
+impl Fleet {
+    pub(super) fn knows(&self, hash: BlockHash) -> bool {
+        let columns = self.world.members.iter().filter_map(|(_, r)| r.column);
+        Walk::new(columns).push(&self.world.index, hash, |_, _| 0)
+    }
+
+    pub(super) fn score_only(&self, matching: &Matching, ask: &Ask<'_>) -> usize {
+        let (seen, request) = self.candidates(matching, ask);
+        let plain: Vec<Candidate> = seen.iter().map(|(_, c, _)| *c).collect();
+        rank(&self.policy, &request, &plain, self.policy.candidates).len()
     }
 }
 

@@ -21,3 +21,8 @@ mod world;
 pub use book::BookingId;
 pub use fleet::{Ask, Fleet, FleetSettings, Matching, Pick, Target};
 pub use members::{ReplicaIdx, ReplicaKey, StaticReplica};
+
+#[cfg(test)]
+mod bench;
+#[cfg(test)]
+mod tests;
