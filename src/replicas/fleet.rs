@@ -393,6 +393,18 @@ impl Fleet {
         matching.open
     }
 
+    /// The next blocks of the prompt: several at once are matched faster than one by one.
+    pub fn push_all(&self, matching: &mut Matching, hashes: &[BlockHash]) -> bool {
+        let room = MAX_CHAIN.saturating_sub(matching.hashes.len());
+        matching.hashes.extend_from_slice(hashes.get(..room).unwrap_or(hashes));
+        if matching.open {
+            let predictions = &self.world.predictions;
+            let predicted = |plane, hash| predictions.holders(plane, hash);
+            matching.open = matching.walk.push_all(&self.world.index, hashes, predicted);
+        }
+        matching.open
+    }
+
     /// Chooses, and books the request there.
     pub fn choose(&mut self, matching: &Matching, ask: &Ask<'_>) -> Result<Pick, NoKey> {
         let (seen, request) = self.candidates(matching, ask);
