@@ -122,6 +122,7 @@ struct Symbol {
 }
 
 /// A long word under way.
+#[derive(Default)]
 pub struct LongWord {
     symbols: Vec<Symbol>,
     /// `!(rank << 32 | position)`: the largest is the one to merge next.
@@ -134,14 +135,40 @@ pub struct LongWord {
 impl LongWord {
     /// A word of these symbols; `None` if there are too many.
     pub fn new(ids: impl Iterator<Item = TokenId>) -> Option<Self> {
-        let mut symbols = Vec::new();
-        for (at, id) in ids.enumerate() {
-            if at >= LONGEST {
-                return None;
-            }
-            symbols.push(Symbol { id, before: (at as u32).wrapping_sub(1), after: at as u32 + 1 });
+        let mut word = LongWord::default();
+        word.begin(ids.take(LONGEST + 1));
+        (word.symbols() <= LONGEST).then_some(word)
+    }
+
+    /// Begins another word in the same memory.
+    pub fn begin(&mut self, ids: impl Iterator<Item = TokenId>) {
+        self.symbols.clear();
+        self.heap.clear();
+        (self.started, self.given) = (0, 0);
+        self.symbols.extend(ids.enumerate().map(|(at, id)| Symbol {
+            id,
+            before: (at as u32).wrapping_sub(1),
+            after: at as u32 + 1,
+        }));
+    }
+
+    /// Merges all there is to merge.
+    pub fn finish(&mut self, merges: Merges<'_>) {
+        for at in 1..self.symbols.len() {
+            self.push(merges, at as u32 - 1);
         }
-        Some(LongWord { symbols, heap: BinaryHeap::new(), started: 0, given: 0 })
+        while let Some(top) = self.heap.pop() {
+            self.merge(merges, !top);
+        }
+    }
+
+    /// The ids left, each with the number of its first symbol.
+    pub fn left(&self) -> impl Iterator<Item = (u32, TokenId)> {
+        self.symbols
+            .iter()
+            .enumerate()
+            .filter(|(_, symbol)| symbol.id != NONE)
+            .map(|(at, symbol)| (at as u32, symbol.id))
     }
 
     /// How many symbols it began with.
