@@ -135,7 +135,9 @@ impl Worker {
     fn turn(&mut self, now: u64, steps: usize, ask: &mut dyn FnMut(u64) -> (u64, Option<Vec<u8>>)) {
         while self.answers.front().is_some_and(|(at, _)| *at <= now) {
             match self.answers.pop_front().unwrap().1 {
-                Some(bytes) => drop(self.fleet.on_snapshot(&bytes, Time(now))),
+                Some(bytes) => {
+                    _ = self.fleet.on_snapshot(&bytes, Time(now));
+                }
                 None => self.fleet.on_pull_failed(Time(now)),
             }
         }
@@ -178,12 +180,11 @@ impl Sim {
     fn event(&mut self) -> Vec<Record> {
         let name = self.dice.below(self.names);
         let mut records = Vec::new();
-        if !self.truth.held.contains_key(&name) {
-            self.truth.held.insert(name, BTreeMap::new());
-            records.push(self.bridge.info(name));
-        }
         let id = self.bridge.id(name);
-        let held = self.truth.held.get_mut(&name).unwrap();
+        let held = self.truth.held.entry(name).or_insert_with(|| {
+            records.push(self.bridge.info(name));
+            BTreeMap::new()
+        });
         let tier = [Tier::Gpu, Tier::Gpu, Tier::Gpu, Tier::Cpu, Tier::Disk][self.dice.below(5) as usize];
         let block = |n: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         match self.dice.below(200) {

@@ -109,7 +109,9 @@ fn bench_choose() {
             send(&mut fleet, u64::from(replica) + 2, vec![stored(replica, held)]);
         }
         let mut matching = fleet.begin("m", 16).unwrap();
-        chain.iter().for_each(|hash| drop(fleet.push(&mut matching, *hash)));
+        chain.iter().for_each(|hash| {
+            _ = fleet.push(&mut matching, *hash);
+        });
         let rounds = 2000u64;
         let started = Instant::now();
         for n in 0..rounds {

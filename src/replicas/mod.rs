@@ -10,6 +10,7 @@
 
 mod approx;
 pub mod book;
+mod choice;
 pub mod fleet;
 mod homes;
 pub mod members;

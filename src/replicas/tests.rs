@@ -59,7 +59,9 @@ impl Worker {
 
     fn pick(&mut self, tokens: &[TokenId]) -> Pick {
         let mut matching = self.fleet.begin("m", BLOCK).unwrap();
-        chain(tokens).into_iter().for_each(|hash| drop(self.fleet.push(&mut matching, hash)));
+        chain(tokens).into_iter().for_each(|hash| {
+            _ = self.fleet.push(&mut matching, hash);
+        });
         let ask = Ask { tokens: tokens.len() as u64, explain: true, now: Time(self.now), ..Ask::default() };
         self.fleet.choose(&matching, &ask).unwrap()
     }
@@ -293,7 +295,9 @@ fn workers_hear_of_each_others_load_and_forget_the_dead() {
     assert_eq!(peers(&b), 0);
     // Cut off or foreign messages change nothing.
     let message = a.fleet.take_message(0, 11, Time(a.now + 2 * SECOND)).unwrap();
-    (0..message.len()).for_each(|cut| drop(b.fleet.on_peer(&message[..cut], Time(b.now))));
+    (0..message.len()).for_each(|cut| {
+        _ = b.fleet.on_peer(&message[..cut], Time(b.now));
+    });
     assert!(peers(&b) <= 1);
 }
 

@@ -78,7 +78,9 @@ fn a_new_owner_does_not_get_what_was_meant_for_the_former_one() {
     let shared = Memory::default();
     let mut dead = SlotLease::new(1);
     dead.lease(&shared, Time(T0));
-    (1..=5).for_each(|seq| drop(post(&shared, &batch(1, 9, seq), T0)));
+    (1..=5).for_each(|seq| {
+        _ = post(&shared, &batch(1, 9, seq), T0);
+    });
     let mut heir = SlotLease::new(3);
     assert!(heir.lease(&shared, Time(T0 + SLOT_STALE + 1)));
     assert_eq!(heir.number(), Some(0));
@@ -265,7 +267,7 @@ proptest! {
                     vms[vm].lease(&shared, Time(now));
                     vms[vm].tick(&shared, nobody(), Time(now));
                 }
-                Event::Read(vm) => drop(vms[vm].take(&shared)),
+                Event::Read(vm) => { _ = vms[vm].take(&shared); },
                 Event::Trap(vm) => {
                     nonce += 2;
                     vms[vm] = SlotLease::new(nonce + 1);
