@@ -13,9 +13,9 @@ use super::{Compact, Symbols, View};
 use crate::blocks::TokenId;
 
 /// Bytes of a window.
-const WINDOW: usize = 768;
+const WINDOW: usize = 256;
 /// A window gives up this many bytes at its end, unless the word ends there.
-const UNCERTAIN: usize = 192;
+const UNCERTAIN: usize = 48;
 /// Words of more bytes are refused.
 const MOST: usize = 64 << 20;
 
