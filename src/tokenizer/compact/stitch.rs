@@ -16,6 +16,8 @@ use crate::blocks::TokenId;
 const WINDOW: usize = 256;
 /// A window gives up this many bytes at its end, unless the word ends there.
 const UNCERTAIN: usize = 48;
+/// Bytes of a run that are passed in one step.
+const REPEAT: usize = 256 << 10;
 /// Words of more bytes are refused.
 const MOST: usize = 64 << 20;
 
@@ -175,7 +177,12 @@ impl Stitch {
         if start.wrapping_sub(from) != len || word.get(from..start) != word.get(start..self.at) {
             return;
         }
-        while self.at + len + WINDOW <= word.len() && word.get(self.at..self.at + len) == word.get(start..start + len) {
+        // A step must not take too long, however long the run is.
+        let most = self.at.saturating_add(REPEAT);
+        while self.at < most
+            && self.at + len + WINDOW <= word.len()
+            && word.get(self.at..self.at + len) == word.get(start..start + len)
+        {
             self.ids.push(id);
             self.starts.push(self.at as u32);
             self.at += len;
