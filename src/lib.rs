@@ -40,6 +40,7 @@ pub mod clock;
 pub mod config;
 pub mod explain;
 pub mod feed;
+pub mod filter;
 pub mod index;
 pub mod look;
 pub mod nokey;

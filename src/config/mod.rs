@@ -9,6 +9,7 @@ mod read;
 use serde_json::Value;
 
 use crate::request::{ApiPaths, EngineFlags};
+use crate::routing::Policy;
 
 /// One line: where the mistake is, and how to mend it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,8 +66,6 @@ pub struct Selection {
     pub header: String,
     /// Header with the next best (`StatefulSession` only).
     pub fallback_header: String,
-    /// How many next best are named.
-    pub fallbacks: usize,
     /// Response header with the outcome and the matched and prompt tokens; `None` adds nothing.
     pub outcome_header: Option<String>,
 }
@@ -127,6 +126,8 @@ pub struct StaticReplica {
     pub address: String,
     /// Name of the model that it serves.
     pub model: String,
+    /// Data-parallel rank.
+    pub rank: u32,
     /// Blocks that its cache holds; 0 when unknown.
     pub capacity_blocks: u64,
 }
@@ -150,7 +151,7 @@ pub struct Config {
     /// How the pick is told to Envoy.
     pub selection: Selection,
     /// Weights of the choice.
-    pub policy: Value,
+    pub policy: Policy,
     /// Bounds.
     pub limits: Limits,
     /// Goes into every block hash; the bridge must have the same.

@@ -76,6 +76,7 @@ impl Config {
                 return Err(ConfigError::new(&format!("replicas[{i}].model"), what));
             }
         }
+        self.policy.check().map_err(|what| ConfigError::new("policy", what))?;
         let selection = &self.selection;
         if selection.mode == SelectionMode::StatefulSession && selection.header == selection.fallback_header {
             return Err(ConfigError::new("selection.fallback_header", "must differ from selection.header"));
@@ -143,6 +144,7 @@ fn replica(path: String, value: &Value) -> Result<StaticReplica, ConfigError> {
     let replica = StaticReplica {
         address,
         model: f.required_text("model")?,
+        rank: u32::try_from(f.whole("rank", 0, 0, 4096)?).unwrap_or(0),
         capacity_blocks: f.whole("capacity_blocks", 0, 0, u64::MAX)?,
     };
     f.finish()?;
@@ -169,7 +171,6 @@ fn selection(fields: Option<Fields<'_>>) -> Result<Selection, ConfigError> {
         mode,
         header: f.header("header", header)?,
         fallback_header: f.header("fallback_header", "x-kvroute-fallback")?,
-        fallbacks: f.whole("fallbacks", 2, 0, 16)? as usize,
         outcome_header,
     };
     f.finish()?;

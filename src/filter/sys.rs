@@ -7,6 +7,7 @@
 use proxy_wasm::types::{BufferType, LogLevel, MapType, MetricType};
 
 const OK: u32 = 0;
+const CAS_MISMATCH: u32 = 8;
 
 #[link(wasm_import_module = "env")]
 unsafe extern "C" {
@@ -43,13 +44,6 @@ unsafe extern "C" {
     ) -> u32;
     fn proxy_set_shared_data(key: *const u8, key_size: usize, value: *const u8, value_size: usize, cas: u32) -> u32;
     fn proxy_register_shared_queue(name: *const u8, name_size: usize, id: *mut u32) -> u32;
-    fn proxy_resolve_shared_queue(
-        vm: *const u8,
-        vm_size: usize,
-        name: *const u8,
-        name_size: usize,
-        id: *mut u32,
-    ) -> u32;
     fn proxy_dequeue_shared_queue(id: u32, data: *mut *mut u8, length: *mut usize) -> u32;
     fn proxy_enqueue_shared_queue(id: u32, data: *const u8, size: usize) -> u32;
     fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
@@ -147,25 +141,31 @@ pub fn shared(key: &str) -> Option<(Vec<u8>, u32)> {
     (status == OK).then(|| (unsafe { owned(data, length) }, cas))
 }
 
-/// Sets a shared key; with a `cas` other than 0 only if nobody else did since. False: somebody did.
-pub fn set_shared(key: &str, value: &[u8], cas: u32) -> bool {
+/// What became of [`set_shared`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// It has the value.
+    Yes,
+    /// Somebody else wrote it since.
+    Mismatch,
+    /// The host refused.
+    Failed,
+}
+
+/// Sets a shared key; with a `cas` other than 0 only if nobody else did since.
+pub fn set_shared(key: &str, value: &[u8], cas: u32) -> Stored {
     let status = unsafe { proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas) };
-    status == OK
+    match status {
+        OK => Stored::Yes,
+        CAS_MISMATCH => Stored::Mismatch,
+        _ => Stored::Failed,
+    }
 }
 
 /// Makes the running root context the reader of a queue.
 pub fn register_queue(name: &str) -> Option<u32> {
     let mut id = 0;
     let status = unsafe { proxy_register_shared_queue(name.as_ptr(), name.len(), &raw mut id) };
-    (status == OK).then_some(id)
-}
-
-/// The number of a queue that somebody registered.
-pub fn resolve_queue(vm_id: &str, name: &str) -> Option<u32> {
-    let mut id = 0;
-    let status = unsafe {
-        proxy_resolve_shared_queue(vm_id.as_ptr(), vm_id.len(), name.as_ptr(), name.len(), &raw mut id)
-    };
     (status == OK).then_some(id)
 }
 

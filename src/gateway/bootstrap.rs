@@ -353,5 +353,5 @@ fn wasm_filter(root_id: &str, wasm: &Path, vm: &str, config: &Value) -> Value {
 /// Makes labels of the parts of the names of kvroute's metrics.
 fn stats_tags() -> Value {
     let tag = |name: &str| json!({"tag_name": name, "regex": format!(r"^wasmcustom\.kvroute_\w+?(\.{name}\.(\w+))")});
-    json!([tag("outcome"), tag("reason"), tag("phase")])
+    json!([tag("outcome"), tag("reason"), tag("slot")])
 }

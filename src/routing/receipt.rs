@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 /// What decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// It holds more of the prompt than any other.

@@ -1,0 +1,190 @@
+//! What Envoy calls. Thin: every decision is made by the modules beside this one.
+
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::rc::Rc;
+
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::{Action, BufferType, ContextType, LogLevel, MapType};
+
+use super::envoy::Envoy;
+use super::host::{Host, Level};
+use super::ingest_http::IngestHttp;
+use super::models::Setup;
+use super::router::{Cause, IDLE_TICK, Router};
+use super::router_http::RouterHttp;
+use super::sys;
+use crate::config::{Config, Role};
+use crate::feed::slots::ingest::janitor;
+use crate::pack::{Pack, embedded};
+
+proxy_wasm::main! {{
+    proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Info);
+    proxy_wasm::set_root_context(|id| Box::new(Root::new(id)));
+}}
+
+thread_local! {
+    /// The state of this VM. Its root contexts come and go, and may be several at a time.
+    static ROUTER: RefCell<Option<Router>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` on the state of this VM; `None` before it is configured.
+pub fn with_router<T>(f: impl FnOnce(&mut Router) -> T) -> Option<T> {
+    ROUTER.with(|cell| cell.try_borrow_mut().ok().and_then(|mut router| router.as_mut().map(f)))
+}
+
+/// A random number, other in each VM.
+pub fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// The tick of a root context, which its streams set as well.
+#[derive(Clone, Debug, Default)]
+pub struct Ticker(Rc<Cell<u32>>);
+
+impl Ticker {
+    /// Asks for ticks every so many milliseconds. Called by the root context or one of its streams.
+    pub fn every(&self, milliseconds: u32) {
+        if self.0.replace(milliseconds) != milliseconds {
+            sys::set_tick(milliseconds);
+        }
+    }
+}
+
+struct Root {
+    host: Envoy,
+    config: Option<Rc<Config>>,
+    setup: Option<Rc<Setup>>,
+    ticker: Ticker,
+    ticked: bool,
+}
+
+impl Root {
+    fn new(id: u32) -> Root {
+        Root { host: Envoy { root: id }, config: None, setup: None, ticker: Ticker::default(), ticked: false }
+    }
+
+    fn configure(&mut self) -> Result<(), String> {
+        let json = sys::buffer(BufferType::PluginConfiguration, 0, usize::MAX).unwrap_or_default();
+        let config = Config::parse(&json).map_err(|e| e.to_string())?;
+        if config.role == Role::Router {
+            self.setup = Some(configure_router(config.clone())?);
+            if let Some(setup) = &self.setup {
+                for (model, warning) in setup.models.iter().flat_map(|m| m.warnings().iter().map(move |w| (m, w))) {
+                    self.host.log(Level::Warn, &format!("kvroute: model {}: {warning}", model.config.name));
+                }
+            }
+        }
+        self.config = Some(Rc::new(config));
+        // The instance that only checks the configuration never ticks: what must not happen there waits for it.
+        self.ticker.every(if self.role() == Some(Role::Router) { 10 } else { 1000 });
+        Ok(())
+    }
+
+    fn role(&self) -> Option<Role> {
+        self.config.as_ref().map(|c| c.role)
+    }
+
+    fn turn(&mut self, cause: Cause) {
+        if let Some(tick) = with_router(|router| router.turn(cause, &self.host)) {
+            self.ticker.every(tick);
+        }
+    }
+}
+
+fn configure_router(config: Config) -> Result<Rc<Setup>, String> {
+    let packs = match embedded::embedded() {
+        [] => Vec::new(),
+        bytes => Pack::parse(bytes).map_err(|e| e.to_string())?,
+    };
+    ROUTER.with(|cell| {
+        let mut router = cell.try_borrow_mut().map_err(|_| "the VM is busy".to_owned())?;
+        match router.as_mut() {
+            Some(router) => router.configure(config, &packs).map_err(|e| e.to_string())?,
+            None => *router = Some(Router::new(config, &packs, random()).map_err(|e| e.to_string())?),
+        }
+        router.as_ref().map(|r| r.setup.clone()).ok_or_else(|| "no state".to_owned())
+    })
+}
+
+impl Context for Root {
+    fn on_http_call_response(&mut self, _token: u32, _headers: usize, body_size: usize, _trailers: usize) {
+        let status = sys::header(MapType::HttpCallResponseHeaders, ":status").unwrap_or_default();
+        let body = match status.as_slice() {
+            b"200" => sys::buffer(BufferType::HttpCallResponseBody, 0, body_size),
+            _ => None,
+        };
+        let now = self.host.now();
+        with_router(|router| match &body {
+            Some(body) => _ = router.fleet.on_snapshot(body, now),
+            None => router.fleet.on_pull_failed(now),
+        });
+        self.turn(Cause::News);
+    }
+}
+
+impl RootContext for Root {
+    fn on_vm_start(&mut self, _size: usize) -> bool {
+        true
+    }
+
+    fn on_configure(&mut self, _size: usize) -> bool {
+        match self.configure() {
+            Ok(()) => true,
+            Err(what) => {
+                sys::log(LogLevel::Critical, &format!("kvroute: {what}"));
+                false
+            }
+        }
+    }
+
+    fn on_tick(&mut self) {
+        match self.role() {
+            Some(Role::Router) => {
+                if !std::mem::replace(&mut self.ticked, true) {
+                    with_router(|router| router.link.register(&self.host));
+                    self.ticker.every(IDLE_TICK);
+                }
+                if let Some(setup) = self.setup.clone()
+                    && with_router(|router| router.tokenizers.warm(&setup)) == Some(true)
+                {
+                    return; // it took long: everything else in the next turn
+                }
+                self.turn(Cause::Tick);
+            }
+            Some(Role::Ingest) => janitor(&self.host, self.host.now()),
+            Some(Role::Admin) | None => {}
+        }
+    }
+
+    fn on_queue_ready(&mut self, _queue: u32) {
+        // Announcements go to whoever has the number of the context that registered: any of ours may get them.
+        with_router(|router| router.link.announce());
+        self.turn(Cause::News);
+    }
+
+    fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
+        match (self.role(), &self.config, &self.setup) {
+            (Some(Role::Router), _, Some(setup)) => {
+                Some(Box::new(RouterHttp::new(id, self.host, setup.clone(), self.ticker.clone())))
+            }
+            (Some(Role::Ingest), Some(config), _) => Some(Box::new(IngestHttp::new(self.host, config.clone()))),
+            _ => Some(Box::new(Untouched)),
+        }
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}
+
+/// A request that the filter leaves alone.
+struct Untouched;
+
+impl Context for Untouched {}
+
+impl HttpContext for Untouched {
+    fn on_http_request_headers(&mut self, _headers: usize, _end: bool) -> Action {
+        Action::Continue
+    }
+}

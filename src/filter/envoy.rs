@@ -1,0 +1,109 @@
+//! The real host.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use proxy_wasm::types::{LogLevel, MapType, MetricType};
+
+use super::host::{Host, Level};
+use super::metrics::{Counter, Gauge};
+use super::{memory, sys};
+use crate::clock::{SECOND, Time};
+use crate::feed::slots::{QueueId, Set, Shared};
+use crate::look::SECRET_HEADER;
+
+/// Envoy, as the callbacks of one root context and its streams see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Envoy {
+    /// Number of the root context.
+    pub root: u32,
+}
+
+thread_local! {
+    static COUNTERS: RefCell<HashMap<Counter, Option<u32>>> = RefCell::default();
+    static GAUGES: RefCell<HashMap<(Gauge, u32), Option<u32>>> = RefCell::default();
+}
+
+fn level(level: Level) -> LogLevel {
+    match level {
+        Level::Debug => LogLevel::Debug,
+        Level::Info => LogLevel::Info,
+        Level::Warn => LogLevel::Warn,
+    }
+}
+
+impl Shared for Envoy {
+    fn shared_get(&self, key: &str) -> Option<(Vec<u8>, u32)> {
+        sys::shared(key)
+    }
+    fn shared_set(&self, key: &str, value: &[u8], cas: u32) -> Set {
+        match sys::set_shared(key, value, cas) {
+            sys::Stored::Yes => Set::Done,
+            sys::Stored::Mismatch => Set::Changed,
+            sys::Stored::Failed => Set::Failed,
+        }
+    }
+    fn register_queue(&self, name: &str) -> Option<QueueId> {
+        sys::register_queue(name).map(QueueId)
+    }
+    fn enqueue(&self, queue: QueueId, message: &[u8]) -> bool {
+        sys::enqueue(queue.0, message)
+    }
+    fn dequeue(&self, queue: QueueId) -> Option<Vec<u8>> {
+        sys::dequeue(queue.0)
+    }
+}
+
+impl Host for Envoy {
+    fn now(&self) -> Time {
+        Time(sys::now())
+    }
+    #[allow(clippy::integer_division_remainder_used)] // the divisor is a constant
+    fn unix_seconds(&self) -> u64 {
+        sys::wall_clock() / SECOND
+    }
+    fn enter(&self, stream: u32) -> bool {
+        sys::enter(stream)
+    }
+    fn leave(&self) {
+        sys::enter(self.root);
+    }
+    fn set_request_header(&self, name: &str, value: &str) -> bool {
+        sys::set_header(MapType::HttpRequestHeaders, name, value)
+    }
+    fn resume(&self) -> bool {
+        sys::resume_request()
+    }
+    fn get(&self, cluster: &str, path: &str, secret: &str, timeout_ms: u64) -> bool {
+        let headers =
+            vec![(":method", "GET"), (":path", path), (":authority", "kvroute-bridge"), (SECRET_HEADER, secret)];
+        let timeout = Duration::from_millis(timeout_ms);
+        proxy_wasm::hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout).is_ok()
+    }
+    fn count(&self, counter: Counter, by: u64) {
+        let id = COUNTERS.with_borrow_mut(|known| {
+            *known.entry(counter).or_insert_with(|| sys::metric(MetricType::Counter, &counter.name()))
+        });
+        if let Some(id) = id {
+            sys::increment(id, by.min(i64::MAX as u64) as i64);
+        }
+    }
+    fn gauge(&self, gauge: Gauge, slot: u32, value: u64) {
+        let id = GAUGES.with_borrow_mut(|known| {
+            *known.entry((gauge, slot)).or_insert_with(|| sys::metric(MetricType::Gauge, &gauge.name(slot)))
+        });
+        if let Some(id) = id {
+            sys::record(id, value);
+        }
+    }
+    fn memory_used(&self) -> usize {
+        memory::used()
+    }
+    fn logs(&self, at: Level) -> bool {
+        sys::logs(level(at))
+    }
+    fn log(&self, at: Level, line: &str) {
+        sys::log(level(at), line);
+    }
+}

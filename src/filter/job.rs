@@ -1,0 +1,235 @@
+//! One request on its way from the body to block hashes, in steps that can stop anywhere.
+//!
+//! The body is parsed and rendered in one step, since neither can be cut; the text is tokenized piece by piece.
+//! After every step [`Job::hashes`] has the blocks that are certain by then.
+
+use std::rc::Rc;
+
+use super::models::{Setup, Tokenizers};
+use crate::blocks::{BlockHash, Chain, TokenId, namespace};
+use crate::clock::{Budget, Time};
+use crate::explain::truncate;
+use crate::nokey::{NoKey, NoKeyReason};
+use crate::request::{Api, Body, Prepared, PromptInput, Truncate};
+use crate::tokenizer::{Encoding, Step};
+
+/// Text that is tokenized between two looks at the clock.
+const STEP_BYTES: usize = 4 << 10;
+/// Ids that are hashed between two looks at the clock, where the client sent them.
+const STEP_IDS: usize = 16 << 10;
+/// What a body of one byte may take while it is worked on: the body and its JSON, then the text, its ids and
+/// what the tokenizer needs for a piece of it.
+const BYTES_PER_BYTE: usize = 8;
+/// What any job takes.
+const BYTES_PER_JOB: usize = 64 << 10;
+/// Bytes of English text that make a token, for a prompt that was not tokenized to its end.
+const BYTES_PER_TOKEN: f64 = 4.0;
+
+/// How far it has come.
+enum Stage {
+    /// The body, still to be parsed.
+    Body(Vec<u8>),
+    /// Ids that the client sent, and how many of them are hashed.
+    Ids(Vec<TokenId>, usize),
+    /// Text under way.
+    Text { encoding: Box<dyn Encoding>, bytes: usize },
+    /// Everything is known.
+    Done,
+    /// There is no more to be known.
+    Failed,
+}
+
+/// One request.
+pub struct Job {
+    /// Number of the stream.
+    pub stream: u32,
+    /// The configuration that it began with.
+    pub setup: Rc<Setup>,
+    /// When its body was complete.
+    pub since: Time,
+    /// The model, once the body is parsed: its place in the configuration.
+    pub model: Option<usize>,
+    /// Tokens that the answer may have, if the client said so.
+    pub max_output_tokens: Option<u64>,
+    /// Whether the answer is streamed.
+    pub streamed: bool,
+    /// The blocks known so far.
+    pub hashes: Vec<BlockHash>,
+    api: Api,
+    stage: Stage,
+    chain: Option<Chain>,
+    /// Of an open end the last token is held back; of a prompt that is to be cut all of them.
+    held_back: Vec<TokenId>,
+    open_ended: bool,
+    truncate: Option<(Truncate, usize)>,
+    tokens: usize,
+    body_bytes: usize,
+}
+
+impl Job {
+    /// A request whose body has come.
+    pub fn new(stream: u32, setup: Rc<Setup>, api: Api, body: Vec<u8>, now: Time) -> Job {
+        Job {
+            stream,
+            setup,
+            since: now,
+            model: None,
+            max_output_tokens: None,
+            streamed: false,
+            hashes: Vec::new(),
+            api,
+            body_bytes: body.len(),
+            stage: Stage::Body(body),
+            chain: None,
+            held_back: Vec::new(),
+            open_ended: false,
+            truncate: None,
+            tokens: 0,
+        }
+    }
+
+    /// Memory to set aside for a body of this size.
+    pub fn cost(body_bytes: usize) -> usize {
+        body_bytes.saturating_mul(BYTES_PER_BYTE).saturating_add(BYTES_PER_JOB)
+    }
+
+    /// Memory set aside for this one.
+    pub fn reserved(&self) -> usize {
+        Job::cost(self.body_bytes)
+    }
+
+    /// Whether all blocks of the prompt are known, or no more can be.
+    pub fn is_done(&self) -> bool {
+        matches!(self.stage, Stage::Done | Stage::Failed)
+    }
+
+    /// Tokens of the prompt: counted where it was tokenized to its end, else estimated. The flag says which.
+    pub fn tokens(&self) -> (f64, bool) {
+        match &self.stage {
+            Stage::Done => (self.tokens as f64, true),
+            Stage::Ids(ids, _) => (ids.len() as f64, true),
+            Stage::Text { encoding, bytes } => {
+                let rest = encoding.remaining_bytes();
+                let done = bytes.saturating_sub(rest) as f64;
+                // From a few kilobytes on the text itself says best how long its tokens are.
+                let ratio = if done >= 2048.0 && self.tokens > 0 { done / self.tokens as f64 } else { BYTES_PER_TOKEN };
+                (self.tokens as f64 + rest as f64 / ratio, false)
+            }
+            Stage::Body(_) | Stage::Failed => (self.body_bytes as f64 / BYTES_PER_TOKEN, false),
+        }
+    }
+
+    /// Works on as long as `budget` allows, at least one step. Ends early when a new block is known, so that the
+    /// caller can look whether further ones still matter. An error ends the job.
+    pub fn step(
+        &mut self,
+        tokenizers: &mut Tokenizers,
+        unix_seconds: u64,
+        budget: Budget<'_>,
+    ) -> Result<(), NoKeyReason> {
+        let known = self.hashes.len();
+        loop {
+            let result = self.one(tokenizers, unix_seconds);
+            if result.is_err() {
+                self.stage = Stage::Failed;
+            }
+            result?;
+            if self.is_done() || self.hashes.len() > known || !budget() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn one(&mut self, tokenizers: &mut Tokenizers, unix_seconds: u64) -> Result<(), NoKeyReason> {
+        match &mut self.stage {
+            Stage::Body(body) => {
+                let body = std::mem::take(body);
+                self.open(&body, tokenizers, unix_seconds)
+            }
+            Stage::Text { encoding, .. } => {
+                let mut ids = Vec::new();
+                let step = encoding.step(STEP_BYTES, &mut ids);
+                let step = step.map_err(|e| NoKeyReason::new(NoKey::TokenizerError, e.0))?;
+                self.take(&ids);
+                if step == Step::Done {
+                    self.finish();
+                }
+                Ok(())
+            }
+            Stage::Ids(ids, at) => {
+                let end = at.saturating_add(STEP_IDS).min(ids.len());
+                let part = ids.get(*at..end).unwrap_or_default().to_vec();
+                let done = end == ids.len();
+                *at = end;
+                self.take(&part);
+                if done {
+                    self.finish();
+                }
+                Ok(())
+            }
+            Stage::Done | Stage::Failed => Ok(()),
+        }
+    }
+
+    fn open(&mut self, body: &[u8], tokenizers: &mut Tokenizers, unix_seconds: u64) -> Result<(), NoKeyReason> {
+        let setup = self.setup.clone();
+        let body = Body::parse(body)?;
+        let name = body.model().ok_or_else(|| NoKeyReason::new(NoKey::UnknownModel, "the body names no model"))?;
+        let found = setup.config.model(name).map(|(at, _)| at);
+        let unknown = || NoKeyReason::new(NoKey::UnknownModel, format!("no model is called {name:.100}"));
+        let at = found.ok_or_else(unknown)?;
+        self.model = Some(at);
+        let model = setup.models.get(at).ok_or_else(|| NoKeyReason::new(NoKey::Internal, "models out of step"))?;
+        let in_front = model.specials_in_front();
+        let tokenizer = tokenizers.of(model)?;
+        let prepared = model.renderer()?.prepare(self.api, &body, unix_seconds)?;
+        drop(body);
+        let Prepared { input, add_special_tokens, truncate, cache_salt, open_ended, .. } = prepared;
+        self.max_output_tokens = prepared.max_output_tokens;
+        self.streamed = prepared.stream;
+        self.open_ended = open_ended;
+        self.truncate = truncate.map(|cut| (cut, if add_special_tokens { in_front } else { 0 }));
+        let root = namespace(&setup.config.hash_seed, &model.config.name, None, cache_salt.as_deref());
+        self.chain = Some(Chain::new(root, model.config.block_size));
+        self.stage = match input {
+            PromptInput::Ids(ids) => Stage::Ids(ids, 0),
+            PromptInput::Text(text) => {
+                let bytes = text.len();
+                let text: Rc<str> = text.into();
+                Stage::Text { encoding: tokenizer.start(text, add_special_tokens), bytes }
+            }
+        };
+        Ok(())
+    }
+
+    /// The next ids of the prompt.
+    fn take(&mut self, ids: &[TokenId]) {
+        self.tokens += ids.len();
+        let Some(chain) = &mut self.chain else { return };
+        if self.truncate.is_some() {
+            self.held_back.extend_from_slice(ids);
+        } else if self.open_ended {
+            if let Some((last, rest)) = ids.split_last() {
+                chain.extend(&self.held_back, &mut self.hashes);
+                chain.extend(rest, &mut self.hashes);
+                self.held_back.clear();
+                self.held_back.push(*last);
+            }
+        } else {
+            chain.extend(ids, &mut self.hashes);
+        }
+    }
+
+    /// There are no more ids.
+    fn finish(&mut self) {
+        self.stage = Stage::Done;
+        let (Some((cut, in_front)), Some(chain)) = (self.truncate, &mut self.chain) else { return };
+        let mut ids = std::mem::take(&mut self.held_back);
+        truncate(&mut ids, cut, in_front);
+        self.tokens = ids.len();
+        if self.open_ended {
+            ids.pop();
+        }
+        chain.extend(&ids, &mut self.hashes);
+    }
+}

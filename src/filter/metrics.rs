@@ -1,0 +1,111 @@
+//! The metrics of the filter. Envoy's `stats_tags` make labels of `.outcome.x`, `.reason.x` and `.slot.x`.
+
+use crate::nokey::NoKey;
+use crate::routing::Reason;
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Steered to a replica.
+    Routed,
+    /// Left to plain load balancing.
+    NoKey(NoKey),
+    /// The client left while it was held.
+    Cancelled,
+}
+
+impl Outcome {
+    /// The label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Outcome::Routed => "routed",
+            Outcome::NoKey(reason) => reason.label(),
+            Outcome::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Counters; their sums over all VMs are what Envoy shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Counter {
+    /// Requests by what became of them.
+    Requests(Outcome),
+    /// Picks by what decided.
+    Picks(Reason),
+    /// Requests that Envoy sent elsewhere than picked.
+    Moved,
+    /// Prompt tokens of routed requests.
+    PromptTokens,
+    /// Of those, tokens that the pick was expected to have cached.
+    MatchedTokens,
+    /// Stretches of work.
+    Slices,
+    /// Stretches that another VM called.
+    Bounces,
+    /// Batches of the feed that were applied.
+    FeedBatches,
+    /// Holes in the feed.
+    FeedGaps,
+    /// Snapshot answers that were applied.
+    Snapshots,
+    /// Snapshot pulls without a usable answer.
+    FailedPulls,
+    /// Things that a snapshot corrected while all was believed to be in step.
+    Repaired,
+}
+
+impl Counter {
+    /// Envoy's name of it.
+    pub fn name(self) -> String {
+        let plain = match self {
+            Counter::Requests(outcome) => return format!("kvroute_requests_total.outcome.{}", outcome.label()),
+            Counter::Picks(reason) => return format!("kvroute_picks_total.reason.{}", reason.label()),
+            Counter::Moved => "kvroute_moved_total",
+            Counter::PromptTokens => "kvroute_prompt_tokens_total",
+            Counter::MatchedTokens => "kvroute_matched_tokens_total",
+            Counter::Slices => "kvroute_slices_total",
+            Counter::Bounces => "kvroute_bounces_total",
+            Counter::FeedBatches => "kvroute_feed_batches_total",
+            Counter::FeedGaps => "kvroute_feed_gaps_total",
+            Counter::Snapshots => "kvroute_snapshots_total",
+            Counter::FailedPulls => "kvroute_failed_pulls_total",
+            Counter::Repaired => "kvroute_repaired_total",
+        };
+        plain.to_owned()
+    }
+}
+
+/// Gauges, one a slot: the VMs of an Envoy share the names of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gauge {
+    /// Requests under way.
+    Jobs,
+    /// Memory set aside for them.
+    JobBytes,
+    /// Memory that the VM uses.
+    MemoryBytes,
+    /// Blocks in the index.
+    IndexBlocks,
+    /// Bytes of the index.
+    IndexBytes,
+    /// 1 while everything believed is confirmed.
+    Synced,
+    /// The last batch applied.
+    AppliedSeq,
+}
+
+impl Gauge {
+    /// Envoy's name of it.
+    pub fn name(self, slot: u32) -> String {
+        let name = match self {
+            Gauge::Jobs => "jobs",
+            Gauge::JobBytes => "job_bytes",
+            Gauge::MemoryBytes => "memory_bytes",
+            Gauge::IndexBlocks => "index_blocks",
+            Gauge::IndexBytes => "index_bytes",
+            Gauge::Synced => "synced",
+            Gauge::AppliedSeq => "applied_seq",
+        };
+        format!("kvroute_{name}.slot.{slot}")
+    }
+}

@@ -1,0 +1,38 @@
+//! The filter: what Envoy calls, put together from the steps of the path of a request.
+//!
+//! | part | module |
+//! |---|---|
+//! | Envoy's callbacks, thin | `entry`, `router_http`, `ingest_http` (wasm) |
+//! | Envoy's host calls, and what the logic needs of them | `sys`, `envoy` (wasm), [`host`] |
+//! | requests under way, and the work that is left | [`router`] |
+//! | one request, body to block hashes, in steps | [`job`] |
+//! | how much work at a stretch | [`turns`] |
+//! | slot, queue, snapshot pulls, bounces | [`link`] |
+//! | configuration, models, tokenizers | [`models`] |
+//! | headers that steer | [`steer`] |
+//! | the first data of an answer | [`sse`] |
+//! | metrics | [`metrics`] |
+//! | who may post and look | [`secret`] |
+
+#[cfg(target_family = "wasm")]
+mod entry;
+#[cfg(target_family = "wasm")]
+mod envoy;
+pub mod host;
+#[cfg(target_family = "wasm")]
+mod ingest_http;
+pub mod job;
+pub mod link;
+#[cfg(target_family = "wasm")]
+mod memory;
+pub mod metrics;
+pub mod models;
+pub mod router;
+#[cfg(target_family = "wasm")]
+mod router_http;
+pub mod secret;
+pub mod sse;
+pub mod steer;
+#[cfg(target_family = "wasm")]
+mod sys;
+pub mod turns;

@@ -1,0 +1,519 @@
+//! The state of a router VM: requests under way, what is believed, and the work that is left.
+//!
+//! It outlives the root contexts, which come and go with Envoy's configuration. Envoy's callbacks bring requests
+//! and news; [`Router::turn`] does the work that they left, as long as [`Turns`] allows, and says how soon it
+//! wants to be called again.
+//!
+//! A request is held from the end of its body to the choice of its replica, at most for its time budget. After
+//! that it is *finishing*: tokenized to its end, so that what is booked and predicted for it is complete.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use hashbrown::HashMap;
+
+use super::host::{Host, Level};
+use super::job::Job;
+use super::link::Link;
+use super::metrics::{Counter, Outcome};
+use super::models::{Setup, Tokenizers};
+use super::sse::FirstData;
+use super::steer::selection_headers;
+use super::turns::{Next, Turns};
+use crate::clock::{MS, SECOND, Time};
+use crate::config::{Config, ConfigError};
+use crate::nokey::{NoKey, NoKeyReason};
+use crate::pack::Pack;
+use crate::replicas::{Ask, BookingId, Fleet, FleetSettings, Matching, Pick, StaticReplica};
+use crate::request::Api;
+
+/// How long the first requests of a VM may wait for the first snapshot, within their own time budget.
+const FIRST_SYNC: u64 = 2 * SECOND;
+/// Milliseconds between ticks while nothing waits.
+pub const IDLE_TICK: u32 = 50;
+
+/// A request that is held until its replica is chosen.
+struct Held {
+    job: Job,
+    matching: Option<Matching>,
+    /// Blocks of the job that the matching has.
+    pushed: usize,
+}
+
+/// A request that was let go and is tokenized to its end.
+struct Finishing {
+    job: Job,
+    booking: BookingId,
+    /// Blocks of the job that the booking has.
+    pushed: usize,
+    worked: u64,
+}
+
+/// A request that was steered.
+struct Flight {
+    booking: BookingId,
+    address: Rc<str>,
+    /// Reads the answer until its first data; `None`: it is there.
+    first: Option<FirstData>,
+    served: bool,
+}
+
+/// What is to be done with a request whose body has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// It may go on now.
+    Pass,
+    /// It is held; [`Router::turn`] resumes it.
+    Held,
+}
+
+/// Why [`Router::turn`] is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A tick.
+    Tick,
+    /// Another VM sent the bounce back.
+    Bounce,
+    /// Anything else that brought work.
+    News,
+}
+
+/// See the [module](self).
+pub struct Router {
+    /// The configuration that came last.
+    pub setup: Rc<Setup>,
+    /// What is believed.
+    pub fleet: Fleet,
+    /// The way to the other VMs and the bridge.
+    pub link: Link,
+    /// The tokenizers of this VM.
+    pub tokenizers: Tokenizers,
+    turns: Turns,
+    held: VecDeque<Held>,
+    finishing: VecDeque<Finishing>,
+    job_bytes: usize,
+    flights: HashMap<u32, Flight>,
+    outcomes: HashMap<u32, String>,
+    first_request: Option<Time>,
+}
+
+fn settings(config: &Config) -> FleetSettings {
+    FleetSettings {
+        policy: config.policy.clone(),
+        max_index_bytes: config.limits.index_bytes,
+        ..FleetSettings::default()
+    }
+}
+
+fn static_replicas(config: &Config) -> Vec<StaticReplica> {
+    let block_size = |model: &str| config.model(model).map_or(16, |(_, m)| m.block_size);
+    let of = |r: &crate::config::StaticReplica| StaticReplica {
+        address: r.address.clone(),
+        model: r.model.clone(),
+        block_size: block_size(&r.model),
+        rank: r.rank,
+        capacity_blocks: r.capacity_blocks,
+    };
+    config.replicas.iter().map(of).collect()
+}
+
+fn turns(config: &Config) -> Turns {
+    Turns::new((config.limits.slice_ms * MS as f64) as u64)
+}
+
+impl Router {
+    /// A VM that has just been started. `random` differs from VM to VM and is secret.
+    pub fn new(config: Config, packs: &[Pack], random: u64) -> Result<Router, ConfigError> {
+        let setup = Rc::new(Setup::new(config, packs)?);
+        let mut fleet = Fleet::new(settings(&setup.config), random);
+        fleet.set_static(&static_replicas(&setup.config));
+        Ok(Router {
+            fleet,
+            link: Link::new(random),
+            tokenizers: Tokenizers::default(),
+            turns: turns(&setup.config),
+            setup,
+            held: VecDeque::new(),
+            finishing: VecDeque::new(),
+            job_bytes: 0,
+            flights: HashMap::new(),
+            outcomes: HashMap::new(),
+            first_request: None,
+        })
+    }
+
+    /// Takes a new configuration. What is believed stays; requests under way keep the one they began with.
+    pub fn configure(&mut self, config: Config, packs: &[Pack]) -> Result<(), ConfigError> {
+        if config == self.setup.config {
+            return Ok(());
+        }
+        self.setup = Rc::new(Setup::new(config, packs)?);
+        self.turns = turns(&self.setup.config);
+        self.fleet.configure(settings(&self.setup.config));
+        self.fleet.set_static(&static_replicas(&self.setup.config));
+        Ok(())
+    }
+
+    /// Jobs under way and the memory set aside for them.
+    pub fn jobs(&self) -> (usize, usize) {
+        (self.held.len() + self.finishing.len(), self.job_bytes)
+    }
+
+    /// A request has come: a VM without a slot gets one now.
+    pub fn on_request(&mut self, host: &dyn Host) {
+        let now = host.now();
+        self.first_request.get_or_insert(now);
+        self.link.serve(host, &mut self.fleet, now);
+    }
+
+    /// Whether a body of this size may be copied in. Makes room by ending what is only finishing.
+    pub fn admit(&mut self, setup: &Setup, body_bytes: usize, host: &dyn Host) -> Result<(), NoKeyReason> {
+        let limits = &setup.config.limits;
+        let cost = Job::cost(body_bytes);
+        let full = |r: &Router| {
+            r.held.len() + r.finishing.len() >= limits.max_jobs
+                || r.job_bytes.saturating_add(cost) > limits.max_job_bytes
+        };
+        while full(self) {
+            let Some(oldest) = self.finishing.pop_front() else {
+                let (jobs, bytes) = self.jobs();
+                return Err(NoKeyReason::new(NoKey::Busy, format!("{jobs} jobs with {bytes} bytes are under way")));
+            };
+            self.finished(oldest);
+        }
+        let used = host.memory_used();
+        if used.saturating_add(cost) > limits.memory_bytes {
+            return Err(NoKeyReason::new(NoKey::Busy, format!("the VM uses {used} bytes")));
+        }
+        Ok(())
+    }
+
+    /// The body of a request is complete. Called in the callback of its stream.
+    pub fn submit(&mut self, stream: u32, setup: Rc<Setup>, api: Api, body: Vec<u8>, host: &dyn Host) -> Submitted {
+        let now = host.now();
+        let job = Job::new(stream, setup, api, body, now);
+        self.job_bytes = self.job_bytes.saturating_add(job.reserved());
+        let mut held = Held { job, matching: None, pushed: 0 };
+        if let Some(until) = self.turns.begin(now) {
+            host.count(Counter::Slices, 1);
+            let chosen = self.advance(&mut held, until, host);
+            self.turns.end(now, host.now(), false, false);
+            if let Some(result) = chosen {
+                self.settle(held, result, host);
+                return Submitted::Pass;
+            }
+        }
+        self.held.push_back(held);
+        Submitted::Held
+    }
+
+    /// A request that gets no key before its body was looked at.
+    pub fn pass(&mut self, stream: u32, setup: &Setup, reason: &NoKeyReason, host: &dyn Host) {
+        host.count(Counter::Requests(Outcome::NoKey(reason.kind)), 1);
+        if host.logs(Level::Debug) {
+            host.log(Level::Debug, &format!("#{stream} no key: {reason}"));
+        }
+        self.note(stream, setup, || reason.kind.label().to_owned());
+    }
+
+    /// Does the work that is left, for as long as the event loop may wait. Gives the milliseconds until the next
+    /// tick that it needs.
+    pub fn turn(&mut self, cause: Cause, host: &dyn Host) -> u32 {
+        let now = host.now();
+        match cause {
+            Cause::Tick => self.turns.ticked(),
+            Cause::Bounce => host.count(Counter::Bounces, 1),
+            Cause::News => {}
+        }
+        if cause == Cause::Tick {
+            self.fleet.tick(now);
+            let jobs = self.jobs();
+            self.link.tick(host, &mut self.fleet, jobs, now);
+        }
+        self.overdue(now, host);
+        if let Some(until) = self.turns.begin(now) {
+            if self.has_work() {
+                host.count(Counter::Slices, 1);
+                self.work(until, host);
+            }
+            self.link.talk(host, &mut self.fleet, self.setup.config.bridge.as_ref(), &self.setup.config.secret);
+        }
+        let after = host.now();
+        match self.turns.end(now, after, self.has_work(), self.link.can_bounce()) {
+            Next::Nothing if self.held.is_empty() => IDLE_TICK,
+            Next::Bounce if self.link.bounce(host, after) => IDLE_TICK.min(5),
+            _ => 1,
+        }
+    }
+
+    /// The stream's answer has begun. `address` is the upstream that gives it.
+    pub fn response(&mut self, stream: u32, status: u16, address: &str, streamed: bool, host: &dyn Host) {
+        let Some(flight) = self.flights.get_mut(&stream) else { return };
+        flight.served = status < 400;
+        if !address.is_empty() && *address != *flight.address {
+            host.count(Counter::Moved, 1);
+            self.fleet.moved(flight.booking, address);
+        }
+        if !streamed || !flight.served {
+            // A whole answer comes when everything is done; an error ends it as well.
+            flight.first = None;
+            self.fleet.first_data(flight.booking, host.now());
+        }
+    }
+
+    /// Whether the first data of the stream's answer is still to come.
+    pub fn awaits_data(&self, stream: u32) -> bool {
+        self.flights.get(&stream).is_some_and(|f| f.first.is_some())
+    }
+
+    /// The next bytes of its answer.
+    pub fn response_data(&mut self, stream: u32, bytes: &[u8], host: &dyn Host) {
+        let Some(flight) = self.flights.get_mut(&stream) else { return };
+        if flight.first.as_mut().is_some_and(|first| first.push(bytes)) {
+            flight.first = None;
+            self.fleet.first_data(flight.booking, host.now());
+        }
+    }
+
+    /// What the outcome header says of a stream.
+    pub fn outcome(&self, stream: u32) -> Option<&str> {
+        self.outcomes.get(&stream).map(String::as_str)
+    }
+
+    /// The stream has ended, in whatever way.
+    pub fn ended(&mut self, stream: u32, host: &dyn Host) {
+        self.outcomes.remove(&stream);
+        if let Some(at) = self.held.iter().position(|h| h.job.stream == stream)
+            && let Some(held) = self.held.remove(at)
+        {
+            host.count(Counter::Requests(Outcome::Cancelled), 1);
+            self.release(&held.job);
+        }
+        let Some(flight) = self.flights.remove(&stream) else { return };
+        if let Some(at) = self.finishing.iter().position(|f| f.booking == flight.booking)
+            && let Some(finishing) = self.finishing.remove(at)
+        {
+            self.finished(finishing);
+        }
+        self.fleet.finish(flight.booking, flight.served, host.now());
+    }
+
+    /// Whether [`Router::turn`] could do something now.
+    fn has_work(&self) -> bool {
+        let waits = self.syncing(Time(0));
+        self.fleet.has_work()
+            || self.link.has_news()
+            || !self.finishing.is_empty()
+            || self.held.iter().any(|h| !(waits && h.job.is_done()))
+    }
+
+    /// Whether requests should wait for the first snapshot.
+    fn syncing(&self, now: Time) -> bool {
+        self.setup.config.bridge.is_some()
+            && !self.fleet.synced()
+            && self.first_request.is_some_and(|first| now.since(first) < FIRST_SYNC)
+    }
+
+    /// Lets go what was held for its whole time budget.
+    fn overdue(&mut self, now: Time, host: &dyn Host) {
+        let mut at = 0;
+        while let Some(held) = self.held.get(at) {
+            if now.since(held.job.since) < budget(&held.job) {
+                at += 1;
+                continue;
+            }
+            let Some(mut held) = self.held.remove(at) else { return };
+            let result = match self.follow(&mut held) {
+                Ok(_) if held.job.hashes.is_empty() => {
+                    Err(NoKeyReason::new(NoKey::TimeBudget, "the budget ended before the first block"))
+                }
+                Ok(_) => self.choose(&held, now),
+                Err(reason) => Err(reason),
+            };
+            self.release_held(held, result, host);
+        }
+    }
+
+    /// Feed first, up to half of the time if requests wait; then requests; then what is finishing.
+    fn work(&mut self, until: Time, host: &dyn Host) {
+        let now = host.now();
+        let feed_until = if self.held.is_empty() { until } else { now.after(until.since(now) >> 1) };
+        self.link.receive(host, &mut self.fleet, feed_until);
+        if self.fleet.has_work() {
+            self.fleet.work(now, &mut || host.now() < feed_until);
+        }
+        let mut waiting = 0;
+        while host.now() < until && waiting < self.held.len() {
+            let Some(mut held) = self.held.pop_front() else { break };
+            match self.advance(&mut held, until, host) {
+                Some(result) => self.release_held(held, result, host),
+                None => {
+                    waiting += usize::from(held.job.is_done());
+                    self.held.push_back(held);
+                }
+            }
+        }
+        while host.now() < until {
+            let Some(mut finishing) = self.finishing.pop_front() else { break };
+            let began = host.now();
+            let setup = finishing.job.setup.clone();
+            let unix = host.unix_seconds();
+            let result = finishing.job.step(&mut self.tokenizers, unix, &mut || host.now() < until);
+            finishing.worked = finishing.worked.saturating_add(host.now().since(began));
+            let spent = finishing.worked > setup.config.limits.finish_budget_ms.saturating_mul(MS);
+            if result.is_err() || finishing.job.is_done() || spent {
+                self.finished(finishing);
+            } else {
+                self.finishing.push_back(finishing);
+            }
+        }
+    }
+
+    /// Works on a held request. `Some`: it is decided.
+    fn advance(&mut self, held: &mut Held, until: Time, host: &dyn Host) -> Option<Result<Pick, NoKeyReason>> {
+        loop {
+            let waits = self.syncing(host.now());
+            if !waits || !held.job.is_done() {
+                let unix = host.unix_seconds();
+                let step = held.job.step(&mut self.tokenizers, unix, &mut || host.now() < until);
+                if let Err(reason) = step
+                    && held.job.hashes.is_empty()
+                {
+                    return Some(Err(reason));
+                }
+            }
+            if !waits {
+                match self.follow(held) {
+                    Err(reason) => return Some(Err(reason)),
+                    Ok(open) if held.job.is_done() || (!open && held.matching.is_some()) => {
+                        if held.job.is_done() && held.job.hashes.is_empty() {
+                            let detail = "the prompt does not fill a block";
+                            return Some(Err(NoKeyReason::new(NoKey::TooShort, detail)));
+                        }
+                        return Some(self.choose(held, host.now()));
+                    }
+                    Ok(_) => {}
+                }
+            }
+            if host.now() >= until || (waits && held.job.is_done()) {
+                return None;
+            }
+        }
+    }
+
+    /// Brings the matching up to the blocks that the job has. True: further blocks may change it.
+    fn follow(&mut self, held: &mut Held) -> Result<bool, NoKeyReason> {
+        if held.job.hashes.is_empty() {
+            return Ok(true);
+        }
+        if held.matching.is_none() {
+            let model = held.job.model.and_then(|at| held.job.setup.models.get(at));
+            let model = model.ok_or_else(|| NoKeyReason::new(NoKey::Internal, "a job without its model"))?;
+            let begun = self.fleet.begin(&model.config.name, model.config.block_size);
+            let what = |kind| NoKeyReason::new(kind, format!("for {}", model.config.name));
+            held.matching = Some(begun.map_err(what)?);
+        }
+        let Some(matching) = &mut held.matching else { return Ok(true) };
+        for hash in held.job.hashes.get(held.pushed..).unwrap_or_default() {
+            self.fleet.push(matching, *hash);
+            held.pushed += 1;
+        }
+        Ok(matching.open())
+    }
+
+    fn choose(&mut self, held: &Held, now: Time) -> Result<Pick, NoKeyReason> {
+        let matching = held.matching.as_ref();
+        let matching = matching.ok_or_else(|| NoKeyReason::new(NoKey::Internal, "nothing was matched"))?;
+        let (tokens, exact) = held.job.tokens();
+        let ask = Ask { tokens: tokens as u64, estimated: !exact, now, ..Ask::default() };
+        self.fleet.choose(matching, &ask).map_err(|kind| NoKeyReason::new(kind, "no candidate"))
+    }
+
+    /// Lets a held request go, from outside of its own callbacks.
+    fn release_held(&mut self, held: Held, result: Result<Pick, NoKeyReason>, host: &dyn Host) {
+        let stream = held.job.stream;
+        if !host.enter(stream) {
+            // It is gone, though nobody said so.
+            if let Ok(pick) = &result {
+                self.fleet.finish(pick.booking, false, host.now());
+            }
+            self.release(&held.job);
+            return;
+        }
+        self.settle(held, result, host);
+        host.resume();
+        host.leave();
+    }
+
+    /// Sets the headers of the current stream by what was decided, and remembers it.
+    fn settle(&mut self, held: Held, result: Result<Pick, NoKeyReason>, host: &dyn Host) {
+        let Held { job, pushed, .. } = held;
+        let (stream, setup) = (job.stream, job.setup.clone());
+        let pick = match result {
+            Ok(pick) => pick,
+            Err(reason) => {
+                self.pass(stream, &setup, &reason, host);
+                self.release(&job);
+                return;
+            }
+        };
+        for (name, value) in selection_headers(&setup.config.selection, &pick) {
+            if !host.set_request_header(name, &value) {
+                self.fleet.finish(pick.booking, false, host.now());
+                self.pass(stream, &setup, &NoKeyReason::new(NoKey::HostError, "a header was refused"), host);
+                self.release(&job);
+                return;
+            }
+        }
+        let (tokens, _) = job.tokens();
+        host.count(Counter::Requests(Outcome::Routed), 1);
+        host.count(Counter::Picks(pick.reason), 1);
+        host.count(Counter::PromptTokens, tokens as u64);
+        host.count(Counter::MatchedTokens, pick.matched);
+        self.note(stream, &setup, || {
+            format!("routed; matched={}; prompt={}; reason={}", pick.matched, tokens as u64, pick.reason.label())
+        });
+        if host.logs(Level::Debug) {
+            let (to, reason) = (&pick.best.address, pick.reason.label());
+            let held_us = host.now().since(job.since) >> 10;
+            let line = format!("#{stream} to {to} by {reason}: {} of {tokens} tokens, {held_us} us", pick.matched);
+            host.log(Level::Debug, &line);
+        }
+        let flight = Flight {
+            booking: pick.booking,
+            address: pick.best.address.clone(),
+            first: Some(FirstData::default()),
+            served: false,
+        };
+        self.flights.insert(stream, flight);
+        let finishing = Finishing { job, booking: pick.booking, pushed, worked: 0 };
+        if finishing.job.is_done() {
+            self.finished(finishing);
+        } else {
+            self.finishing.push_back(finishing);
+        }
+    }
+
+    /// Tells the booking what is known of the whole prompt.
+    fn finished(&mut self, finishing: Finishing) {
+        let Finishing { job, booking, pushed, .. } = finishing;
+        let rest = job.hashes.get(pushed..).unwrap_or_default();
+        self.fleet.complete(booking, rest, job.tokens().0 as u64);
+        self.release(&job);
+    }
+
+    fn release(&mut self, job: &Job) {
+        self.job_bytes = self.job_bytes.saturating_sub(job.reserved());
+    }
+
+    fn note(&mut self, stream: u32, setup: &Setup, text: impl FnOnce() -> String) {
+        if setup.config.selection.outcome_header.is_some() {
+            self.outcomes.insert(stream, text());
+        }
+    }
+}
+
+/// How long a request may be held.
+fn budget(job: &Job) -> u64 {
+    job.setup.config.limits.time_budget_ms.saturating_mul(MS)
+}

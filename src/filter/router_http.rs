@@ -1,0 +1,192 @@
+//! One request of the public listener.
+
+use std::rc::Rc;
+
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::{Action, BufferType, MapType};
+
+use super::entry::{Ticker, with_router};
+use super::envoy::Envoy;
+use super::host::Host;
+use super::models::Setup;
+use super::router::Submitted;
+use super::sys;
+use crate::nokey::{NoKey, NoKeyReason};
+use crate::request::Api;
+
+/// Of an answer, what is looked at in one piece for its first data.
+const PEEK: usize = 4 << 10;
+
+/// Where the request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It goes through untouched, or has been decided.
+    Passing,
+    /// Its body is awaited.
+    Buffering(Api),
+    /// It waits for the choice.
+    Held,
+}
+
+/// See the [module](self).
+pub struct RouterHttp {
+    id: u32,
+    host: Envoy,
+    setup: Rc<Setup>,
+    ticker: Ticker,
+    phase: Phase,
+    ended: bool,
+}
+
+impl RouterHttp {
+    /// A new stream.
+    pub fn new(id: u32, host: Envoy, setup: Rc<Setup>, ticker: Ticker) -> RouterHttp {
+        RouterHttp { id, host, setup, ticker, phase: Phase::Passing, ended: false }
+    }
+
+    fn begin(&self, end_of_stream: bool) -> Result<Api, NoKeyReason> {
+        let header = |name| sys::header(MapType::HttpRequestHeaders, name).unwrap_or_default();
+        let path = header(":path");
+        let path = std::str::from_utf8(&path).unwrap_or_default();
+        let api = Api::from_path(path, &self.setup.config.paths);
+        let not_ours = || NoKeyReason::new(NoKey::NotOurPath, "no prompt comes by this path");
+        let api = api.filter(|_| header(":method") == b"POST").ok_or_else(not_ours)?;
+        if end_of_stream {
+            return Err(NoKeyReason::new(NoKey::BadRequest, "there is no body"));
+        }
+        let length = header("content-length");
+        let length = std::str::from_utf8(&length).ok().and_then(|l| l.trim().parse::<u64>().ok());
+        self.fits(length.unwrap_or(0))?;
+        Ok(api)
+    }
+
+    fn fits(&self, bytes: u64) -> Result<(), NoKeyReason> {
+        let most = self.setup.config.limits.max_inspect_bytes as u64;
+        if bytes > most {
+            let detail = format!("{bytes} bytes are more than limits.max_inspect_bytes, {most}");
+            return Err(NoKeyReason::new(NoKey::BodyTooLarge, detail));
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, reason: &NoKeyReason) -> Action {
+        self.phase = Phase::Passing;
+        with_router(|router| router.pass(self.id, &self.setup, reason, &self.host));
+        Action::Continue
+    }
+
+    /// The body is complete.
+    fn submit(&mut self, api: Api, body_size: usize) -> Action {
+        let (id, host) = (self.id, self.host);
+        let setup = self.setup.clone();
+        let submitted = with_router(|router| {
+            router.admit(&setup, body_size, &host)?;
+            let body = sys::buffer(BufferType::HttpRequestBody, 0, body_size)
+                .ok_or_else(|| NoKeyReason::new(NoKey::HostError, "the body could not be read"))?;
+            let submitted = router.submit(id, setup, api, body, &host);
+            let tick = match submitted {
+                Submitted::Held if router.link.bounce(&host, host.now()) => 5,
+                Submitted::Held => 1,
+                Submitted::Pass => return Ok(submitted),
+            };
+            self.ticker.every(tick);
+            Ok(submitted)
+        });
+        match submitted {
+            Some(Ok(Submitted::Held)) => {
+                self.phase = Phase::Held;
+                Action::Pause
+            }
+            Some(Ok(Submitted::Pass)) => {
+                self.phase = Phase::Passing;
+                Action::Continue
+            }
+            Some(Err(reason)) => self.pass(&reason),
+            None => self.pass(&NoKeyReason::new(NoKey::Internal, "the VM is not configured")),
+        }
+    }
+
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            with_router(|router| router.ended(self.id, &self.host));
+        }
+    }
+}
+
+impl Context for RouterHttp {
+    fn on_done(&mut self) -> bool {
+        self.end();
+        true
+    }
+}
+
+impl HttpContext for RouterHttp {
+    fn on_http_request_headers(&mut self, _headers: usize, end_of_stream: bool) -> Action {
+        if let Some(name) = &self.setup.config.test.trap_header
+            && sys::header(MapType::HttpRequestHeaders, name).is_some()
+        {
+            core::arch::wasm32::unreachable();
+        }
+        match self.begin(end_of_stream) {
+            Ok(api) => {
+                with_router(|router| router.on_request(&self.host));
+                self.phase = Phase::Buffering(api);
+                // The route must not be chosen before the body was looked at.
+                Action::Pause
+            }
+            Err(reason) => self.pass(&reason),
+        }
+    }
+
+    fn on_http_request_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
+        match self.phase {
+            Phase::Passing => Action::Continue,
+            Phase::Held => Action::Pause,
+            Phase::Buffering(api) => match self.fits(body_size as u64) {
+                Err(reason) => self.pass(&reason),
+                Ok(()) if end_of_stream => self.submit(api, body_size),
+                Ok(()) => Action::Pause,
+            },
+        }
+    }
+
+    fn on_http_request_trailers(&mut self, _trailers: usize) -> Action {
+        match self.phase {
+            Phase::Passing => Action::Continue,
+            Phase::Held => Action::Pause,
+            // The body ended without saying so.
+            Phase::Buffering(api) => self.submit(api, self.setup.config.limits.max_inspect_bytes),
+        }
+    }
+
+    fn on_http_response_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
+        let header = |name| sys::header(MapType::HttpResponseHeaders, name).unwrap_or_default();
+        let status = std::str::from_utf8(&header(":status")).ok().and_then(|s| s.parse().ok()).unwrap_or(0);
+        let streamed = header("content-type").starts_with(b"text/event-stream");
+        let address = sys::property(&["upstream", "address"]).unwrap_or_default();
+        let address = std::str::from_utf8(&address).unwrap_or_default();
+        let outcome_header = self.setup.config.selection.outcome_header.as_deref();
+        with_router(|router| {
+            router.response(self.id, status, address, streamed, &self.host);
+            if let (Some(name), Some(outcome)) = (outcome_header, router.outcome(self.id)) {
+                sys::set_header(MapType::HttpResponseHeaders, name, outcome);
+            }
+        });
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, body_size: usize, _end_of_stream: bool) -> Action {
+        with_router(|router| {
+            if router.awaits_data(self.id)
+                && let Some(bytes) = sys::buffer(BufferType::HttpResponseBody, 0, body_size.min(PEEK))
+            {
+                router.response_data(self.id, &bytes, &self.host);
+            }
+        });
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        self.end();
+    }
+}

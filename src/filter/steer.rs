@@ -1,0 +1,67 @@
+//! How a pick is told to Envoy.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::config::{Selection, SelectionMode};
+use crate::replicas::{Pick, Target};
+
+/// The request headers that make Envoy send a request where it was decided.
+pub fn selection_headers<'a>(selection: &'a Selection, pick: &Pick) -> Vec<(&'a str, String)> {
+    let list = |targets: &mut dyn Iterator<Item = &Target>| {
+        targets.map(|t| t.address.as_ref()).collect::<Vec<&str>>().join(",")
+    };
+    match selection.mode {
+        SelectionMode::StatefulSession => {
+            let mut headers = vec![(selection.header.as_str(), STANDARD.encode(pick.best.address.as_bytes()))];
+            if !pick.next.is_empty() {
+                headers.push((&selection.fallback_header, list(&mut pick.next.iter())));
+            }
+            headers
+        }
+        SelectionMode::OverrideHost => {
+            vec![(selection.header.as_str(), list(&mut std::iter::once(&pick.best).chain(&pick.next)))]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replicas::BookingId;
+    use crate::routing::Reason;
+
+    fn pick(next: &[&str]) -> Pick {
+        let target = |a: &str| Target { address: a.into(), rank: 0 };
+        Pick {
+            best: target("10.0.0.1:8000"),
+            next: next.iter().map(|a| target(a)).collect(),
+            booking: BookingId(1),
+            matched: 0,
+            cost: 0.0,
+            reason: Reason::Only,
+            receipt: None,
+        }
+    }
+
+    #[test]
+    fn each_mode_has_its_form() {
+        let mut selection = Selection {
+            mode: SelectionMode::StatefulSession,
+            header: "a".into(),
+            fallback_header: "b".into(),
+            outcome_header: None,
+        };
+        let next = ["10.0.0.2:8000", "10.0.0.3:8000"];
+        assert_eq!(
+            selection_headers(&selection, &pick(&next)),
+            [("a", "MTAuMC4wLjE6ODAwMA==".to_owned()), ("b", "10.0.0.2:8000,10.0.0.3:8000".to_owned())]
+        );
+        assert_eq!(selection_headers(&selection, &pick(&[])).len(), 1);
+        selection.mode = SelectionMode::OverrideHost;
+        assert_eq!(
+            selection_headers(&selection, &pick(&next)),
+            [("a", "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000".to_owned())]
+        );
+    }
+}
