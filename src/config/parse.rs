@@ -185,6 +185,7 @@ fn limits(fields: Option<Fields<'_>>) -> Result<Limits, ConfigError> {
     };
     let limits = Limits {
         max_inspect_bytes: f.whole("max_inspect_bytes", 4 * MIB, KIB, 64 * MIB)? as usize,
+        buffer_limit_bytes: f.whole("buffer_limit_bytes", MIB, KIB, 1024 * MIB)? as usize,
         max_job_bytes: f.whole("max_job_bytes", 128 * MIB, MIB, 512 * MIB)? as usize,
         max_jobs: f.whole("max_jobs", 64, 1, 10_000)? as usize,
         time_budget_ms: f.whole("time_budget_ms", 100, 1, 60_000)?,

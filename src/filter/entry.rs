@@ -7,6 +7,7 @@ use std::rc::Rc;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, BufferType, ContextType, LogLevel, MapType};
 
+use super::admin_http::AdminHttp;
 use super::envoy::Envoy;
 use super::host::{Host, Level};
 use super::ingest_http::IngestHttp;
@@ -169,6 +170,7 @@ impl RootContext for Root {
                 Some(Box::new(RouterHttp::new(id, self.host, setup.clone(), self.ticker.clone())))
             }
             (Some(Role::Ingest), Some(config), _) => Some(Box::new(IngestHttp::new(self.host, config.clone()))),
+            (Some(Role::Admin), Some(config), _) => Some(Box::new(AdminHttp::new(self.host, config.clone()))),
             _ => Some(Box::new(Untouched)),
         }
     }

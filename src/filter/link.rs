@@ -45,6 +45,11 @@ impl Link {
         self.lease.number()
     }
 
+    /// The lease behind it.
+    pub fn lease(&self) -> &SlotLease {
+        &self.lease
+    }
+
     /// The VM serves requests: it needs a slot from now on.
     pub fn serve(&mut self, host: &dyn Host, fleet: &mut Fleet, now: Time) {
         if self.lease.number().is_some() || !self.lease.lease(host, now) {

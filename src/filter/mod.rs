@@ -2,7 +2,7 @@
 //!
 //! | part | module |
 //! |---|---|
-//! | Envoy's callbacks, thin | `entry`, `router_http`, `ingest_http` (wasm) |
+//! | Envoy's callbacks, thin | `entry`, `router_http`, `ingest_http`, `admin_http` (wasm) |
 //! | Envoy's host calls, and what the logic needs of them | `sys`, `envoy` (wasm), [`host`] |
 //! | requests under way, and the work that is left | [`router`] |
 //! | one request, body to block hashes, in steps | [`job`] |
@@ -12,8 +12,11 @@
 //! | headers that steer | [`steer`] |
 //! | the first data of an answer | [`sse`] |
 //! | metrics | [`metrics`] |
+//! | what is shown of all this | [`look_inside`] |
 //! | who may post and look | [`secret`] |
 
+#[cfg(target_family = "wasm")]
+mod admin_http;
 #[cfg(target_family = "wasm")]
 mod entry;
 #[cfg(target_family = "wasm")]
@@ -23,6 +26,7 @@ pub mod host;
 mod ingest_http;
 pub mod job;
 pub mod link;
+pub mod look_inside;
 #[cfg(target_family = "wasm")]
 mod memory;
 pub mod metrics;

@@ -61,9 +61,12 @@ impl RouterHttp {
     }
 
     fn fits(&self, bytes: u64) -> Result<(), NoKeyReason> {
-        let most = self.setup.config.limits.max_inspect_bytes as u64;
+        // Envoy answers 413 where a filter holds more than its buffer limit. Looked at before the new bytes join
+        // those that are held, so nothing beyond the limit is ever held.
+        let limits = &self.setup.config.limits;
+        let most = limits.max_inspect_bytes.min(limits.buffer_limit_bytes) as u64;
         if bytes > most {
-            let detail = format!("{bytes} bytes are more than limits.max_inspect_bytes, {most}");
+            let detail = format!("{bytes} bytes; held are at most {most}: limits.max_inspect_bytes, limits.buffer_limit_bytes");
             return Err(NoKeyReason::new(NoKey::BodyTooLarge, detail));
         }
         Ok(())

@@ -129,7 +129,10 @@ impl Bootstrap {
             "static_resources": {"clusters": clusters},
             "stats_config": {"stats_tags": stats_tags()},
             // Envoy warns at every start without a bound.
-            "layered_runtime": {"layers": [{"name": "static", "static_layer": {"overload": {"global_downstream_max_connections": 50000}}}]},
+            "overload_manager": {"resource_monitors": [{
+                "name": "envoy.resource_monitors.global_downstream_max_connections",
+                "typed_config": typed("envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig", json!({"max_active_downstream_connections": 50000})),
+            }]},
         });
         if self.dynamic {
             bootstrap["dynamic_resources"] = json!({"lds_config": path_source(dir, "lds.json")});
@@ -161,6 +164,16 @@ impl Bootstrap {
         };
         fill("role", "router".into());
         fill("secret", self.secret.clone().into());
+        if let Some(limit) = self.buffer_limit
+            && config["limits"]["buffer_limit_bytes"].is_null()
+        {
+            config["limits"]["buffer_limit_bytes"] = limit.into();
+        }
+        let mut fill = |name: &str, value: Value| {
+            if config[name].is_null() {
+                config[name] = value;
+            }
+        };
         if self.bridge.is_some() {
             fill("bridge", json!({"cluster": BRIDGE}));
         }

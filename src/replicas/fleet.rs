@@ -423,6 +423,17 @@ impl Fleet {
         Ok(Pick { best: first, next, booking, matched, cost: best.cost, reason, receipt })
     }
 
+    /// What [`Fleet::choose`] would say, with the receipt; nothing is booked.
+    pub fn preview(&self, matching: &Matching, ask: &Ask<'_>) -> Result<Receipt, NoKey> {
+        let (seen, request) = self.candidates(matching, ask);
+        let plain: Vec<Candidate> = seen.iter().map(|(_, c, _)| *c).collect();
+        let scored = rank(&self.policy, &request, &plain, 16);
+        let (idx, _, _) = scored.first().and_then(|best| seen.get(best.candidate)).ok_or(NoKey::NoReplica)?;
+        let replica = self.world.members.get(*idx).ok_or(NoKey::NoReplica)?;
+        let pick = Target { address: replica.address.clone(), rank: replica.rank };
+        Ok(self.receipt(matching, ask, &seen, &scored, &pick, reason(&scored, &plain)))
+    }
+
     /// The rest of the prompt is known now: the hashes after those that were pushed, and the number of tokens.
     pub fn complete(&mut self, id: BookingId, hashes: &[BlockHash], tokens: u64) {
         let Some(flight) = self.flights.get_mut(&id) else { return };

@@ -165,6 +165,17 @@ impl SlotLease {
         self.peers.first().map(|peer| peer.queue)
     }
 
+    /// All slots whose VM is alive, for people to look at.
+    pub fn live_slots(&self, shared: &(impl Shared + ?Sized), now: Time) -> Vec<u32> {
+        let slots = (0..MAX_SLOTS).map_while(|number| Some((number, Slot::read(shared, number)?.0)));
+        slots.filter(|(_, slot)| slot.live(now)).map(|(number, _)| number).collect()
+    }
+
+    /// The generation of the own slot.
+    pub fn generation(&self) -> u64 {
+        self.mine.map_or(0, |mine| mine.slot.generation)
+    }
+
     /// The bridge that leads, so that pulling can begin before its first batch.
     pub fn leader(&self, shared: &(impl Shared + ?Sized)) -> Option<Epoch> {
         Lead::read(shared).map(|(lead, _)| lead.epoch).filter(|epoch| epoch.id != 0)

@@ -1,0 +1,146 @@
+//! What the admin instance answers: the state of the router VM that it shares, and what the VM would do with a
+//! request. Nothing is booked, and nothing of it is on the path of requests.
+
+use super::host::Host;
+use super::router::Router;
+use crate::clock::Time;
+use crate::explain::{Explanation, Reason, explain};
+use crate::look::{Candidate, Choice, FeedState, IndexState, Load, MemoryUse, ReplicaState, WorkerState};
+use crate::nokey::{NoKey, NoKeyReason};
+use crate::replicas::stats::ReplicaStats;
+use crate::replicas::{Ask, Matching};
+use crate::blocks::BlockHash;
+use crate::request::{Api, Body};
+use crate::routing::receipt::{CandidateReceipt, Receipt};
+
+/// The state of this worker.
+pub fn state(router: &Router, host: &dyn Host) -> WorkerState {
+    let now = host.now();
+    let stats = router.fleet.stats(now);
+    let (jobs, job_bytes) = router.jobs();
+    let sync = &stats.sync;
+    let known = sync.epoch != 0;
+    let owner = |owner: &str, bytes: usize| MemoryUse { owner: owner.to_owned(), bytes: bytes as u64 };
+    WorkerState {
+        slot: router.link.slot(),
+        generation: router.link.lease().generation(),
+        live_slots: router.link.lease().live_slots(host, now),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        feed: FeedState {
+            sync: if sync.synced { "synced" } else if known { "syncing" } else { "none" }.to_owned(),
+            progress: if sync.synced { 1.0 } else { sync.cursor as f64 / u64::MAX as f64 },
+            term: sync.term,
+            epoch: format!("{:016x}", sync.epoch),
+            applied_seq: sync.applied,
+            known_seq: sync.received,
+            backlog: sync.received.saturating_sub(sync.applied),
+            age_ms: stats.feed_age_ms,
+        },
+        replicas: stats.replicas.iter().map(replica).collect(),
+        index: IndexState {
+            blocks: stats.index.entries as u64,
+            bytes: stats.index.bytes as u64,
+            max_bytes: router.setup.config.limits.index_bytes as u64,
+        },
+        memory: vec![
+            owner("vm", host.memory_used()),
+            owner("index", stats.index.bytes),
+            owner("jobs", job_bytes),
+            owner("feed", sync.backlog_bytes),
+        ],
+        jobs: jobs as u64,
+    }
+}
+
+fn replica(r: &ReplicaStats) -> ReplicaState {
+    let booked = r.own.plus(r.peers);
+    ReplicaState {
+        address: r.address.clone(),
+        rank: r.rank,
+        model: r.model.clone(),
+        trust: r.trust.to_owned(),
+        blocks: r.blocks.iter().map(|b| u64::from(*b)).sum(),
+        capacity_blocks: r.capacity_blocks,
+        load: Load {
+            booked_requests: u64::from(booked.requests),
+            booked_prefill_tokens: booked.prefill as u64,
+            booked_context_tokens: booked.context as u64,
+            running: r.reported_running,
+            waiting: r.reported_waiting,
+            kv_usage: r.reported_kv_usage,
+            age_ms: r.reported_age_ms,
+        },
+        ..ReplicaState::default()
+    }
+}
+
+/// What this worker would do with a body that came for `path`.
+pub fn choice(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> Choice {
+    let now = host.now();
+    let mut out = Choice {
+        slot: router.link.slot(),
+        live_slots: router.link.lease().live_slots(host, now),
+        ..Choice::default()
+    };
+    out.explanation = match explanation(router, host, path, body) {
+        Ok(explanation) => explanation,
+        Err(reason) => Explanation::without_key(reason),
+    };
+    if out.explanation.no_key.is_some() {
+        return out;
+    }
+    match preview(router, now, &out.explanation) {
+        Ok(receipt) => {
+            out.candidates = receipt.candidates.iter().map(candidate).collect();
+            out.pick = Some(receipt.pick);
+        }
+        Err(kind) => out.no_pick = Some(Reason::from(NoKeyReason::new(kind, "no replica to choose"))),
+    }
+    out
+}
+
+fn explanation(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> Result<Explanation, NoKeyReason> {
+    let setup = router.setup.clone();
+    let api = Api::from_path(path, &setup.config.paths);
+    let api = api.ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no prompt comes by {path}")))?;
+    if body.len() > setup.config.limits.max_inspect_bytes {
+        return Err(NoKeyReason::new(NoKey::BodyTooLarge, format!("{} bytes", body.len())));
+    }
+    let body = Body::parse(body)?;
+    let name = body.model().unwrap_or_default();
+    let found = setup.config.model(name).and_then(|(at, _)| setup.models.get(at));
+    let model = found.ok_or_else(|| NoKeyReason::new(NoKey::UnknownModel, format!("no model is called {name:?}")))?;
+    let model = model.explainable(&mut router.tokenizers, &setup.config.hash_seed)?;
+    Ok(explain(&model, api, &body, host.unix_seconds()))
+}
+
+fn preview(router: &Router, now: Time, explanation: &Explanation) -> Result<Receipt, NoKey> {
+    let model = explanation.model.as_deref().unwrap_or_default();
+    let mut matching: Matching = router.fleet.begin(model, explanation.block_size)?;
+    for hash in &explanation.block_hashes {
+        let hash = u64::from_str_radix(hash, 16).map_err(|_| NoKey::Internal)?;
+        router.fleet.push(&mut matching, BlockHash(hash));
+    }
+    let tokens = explanation.token_ids.len() as u64;
+    router.fleet.preview(&matching, &Ask { tokens, now, ..Ask::default() })
+}
+
+fn candidate(c: &CandidateReceipt) -> Candidate {
+    Candidate {
+        address: c.address.clone(),
+        rank: c.rank,
+        trust: c.trust.to_owned(),
+        matched_blocks: u64::from(c.matched_blocks),
+        uncached_tokens: c.uncached,
+        load: Load {
+            booked_requests: u64::from(c.booked_requests),
+            booked_prefill_tokens: c.booked_prefill,
+            booked_context_tokens: c.booked_context,
+            running: c.reported_running,
+            waiting: c.reported_waiting,
+            age_ms: c.reported_age_ms,
+            ..Load::default()
+        },
+        cost: c.cost,
+    }
+}
