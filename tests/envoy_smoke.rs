@@ -21,9 +21,7 @@ async fn echo() -> SocketAddr {
                 .iter()
                 .map(|(k, v)| (k.to_string(), String::from_utf8_lossy(v.as_bytes()).into_owned().into()))
                 .collect();
-            axum::Json(
-                json!({"bytes": body.len(), "hash": format!("{:032x}", xxh3_128(&body)), "headers": headers}),
-            )
+            axum::Json(json!({"bytes": body.len(), "hash": format!("{:032x}", xxh3_128(&body)), "headers": headers}))
         })
         .layer(axum::extract::DefaultBodyLimit::disable());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -90,7 +88,8 @@ async fn every_byte_arrives_and_every_outcome_is_counted() {
             let request = match chunked {
                 false => request.body(body.clone()),
                 true => {
-                    let pieces: Vec<_> = body.as_bytes().chunks(60_000).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect();
+                    let pieces: Vec<_> =
+                        body.as_bytes().chunks(60_000).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect();
                     request.body(reqwest::Body::wrap_stream(futures::stream::iter(pieces)))
                 }
             };
@@ -122,7 +121,8 @@ async fn with_envoys_default_limit_a_large_body_is_not_held() {
             let request = match chunked {
                 false => request.body(body.clone()),
                 true => {
-                    let pieces: Vec<_> = body.as_bytes().chunks(10_000).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect();
+                    let pieces: Vec<_> =
+                        body.as_bytes().chunks(10_000).map(|c| Ok::<_, std::io::Error>(c.to_vec())).collect();
                     request.body(reqwest::Body::wrap_stream(futures::stream::iter(pieces)))
                 }
             };
@@ -136,7 +136,8 @@ async fn with_envoys_default_limit_a_large_body_is_not_held() {
 async fn a_client_cannot_send_the_headers_that_steer() {
     let (envoy, _) = start(|_| {}).await;
     let mut request = reqwest::Client::new().post(format!("http://{}/v1/models", envoy.public())).body("x");
-    let steering = ["x-kvroute-replica", "x-kvroute-fallback", "x-gateway-destination-endpoint", "x-data-parallel-rank"];
+    let steering =
+        ["x-kvroute-replica", "x-kvroute-fallback", "x-gateway-destination-endpoint", "x-data-parallel-rank"];
     for name in steering {
         request = request.header(name, "MTI3LjAuMC4xOjE=");
     }

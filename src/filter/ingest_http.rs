@@ -11,8 +11,8 @@ use super::envoy::Envoy;
 use super::host::Host;
 use super::{secret, sys};
 use crate::config::Config;
-use crate::feed::slots::ingest::{Answer, IngestLimits, take_batch};
 use crate::feed::slots::boot_id;
+use crate::feed::slots::ingest::{Answer, IngestLimits, take_batch};
 use crate::look::SECRET_HEADER;
 
 /// Where the bridge posts.

@@ -3,15 +3,15 @@
 
 use super::host::Host;
 use super::router::Router;
+use crate::blocks::BlockHash;
 use crate::clock::Time;
 use crate::explain::{Explanation, Reason, explain};
 use crate::look::{Candidate, Choice, FeedState, IndexState, Load, MemoryUse, ReplicaState, WorkerState};
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::replicas::stats::ReplicaStats;
 use crate::replicas::{Ask, Matching};
-use crate::blocks::BlockHash;
 use crate::request::{Api, Body};
-use crate::routing::receipt::{CandidateReceipt, Receipt};
+use crate::routing::{CandidateReceipt, Receipt};
 
 /// The state of this worker.
 pub fn state(router: &Router, host: &dyn Host) -> WorkerState {
@@ -27,7 +27,14 @@ pub fn state(router: &Router, host: &dyn Host) -> WorkerState {
         live_slots: router.link.lease().live_slots(host, now),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         feed: FeedState {
-            sync: if sync.synced { "synced" } else if known { "syncing" } else { "none" }.to_owned(),
+            sync: if sync.synced {
+                "synced"
+            } else if known {
+                "syncing"
+            } else {
+                "none"
+            }
+            .to_owned(),
             progress: if sync.synced { 1.0 } else { sync.cursor as f64 / u64::MAX as f64 },
             term: sync.term,
             epoch: format!("{:016x}", sync.epoch),
@@ -77,11 +84,8 @@ fn replica(r: &ReplicaStats) -> ReplicaState {
 /// What this worker would do with a body that came for `path`.
 pub fn choice(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> Choice {
     let now = host.now();
-    let mut out = Choice {
-        slot: router.link.slot(),
-        live_slots: router.link.lease().live_slots(host, now),
-        ..Choice::default()
-    };
+    let mut out =
+        Choice { slot: router.link.slot(), live_slots: router.link.lease().live_slots(host, now), ..Choice::default() };
     out.explanation = match explanation(router, host, path, body) {
         Ok(explanation) => explanation,
         Err(reason) => Explanation::without_key(reason),

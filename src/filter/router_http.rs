@@ -66,7 +66,8 @@ impl RouterHttp {
         let limits = &self.setup.config.limits;
         let most = limits.max_inspect_bytes.min(limits.buffer_limit_bytes) as u64;
         if bytes > most {
-            let detail = format!("{bytes} bytes; held are at most {most}: limits.max_inspect_bytes, limits.buffer_limit_bytes");
+            let detail =
+                format!("{bytes} bytes; held are at most {most}: limits.max_inspect_bytes, limits.buffer_limit_bytes");
             return Err(NoKeyReason::new(NoKey::BodyTooLarge, detail));
         }
         Ok(())

@@ -113,8 +113,7 @@ pub fn buffer(kind: BufferType, start: usize, size: usize) -> Option<Vec<u8>> {
 /// The value of a header.
 pub fn header(kind: MapType, name: &str) -> Option<Vec<u8>> {
     let (mut data, mut length) = (std::ptr::null_mut(), 0);
-    let status =
-        unsafe { proxy_get_header_map_value(kind, name.as_ptr(), name.len(), &raw mut data, &raw mut length) };
+    let status = unsafe { proxy_get_header_map_value(kind, name.as_ptr(), name.len(), &raw mut data, &raw mut length) };
     (status == OK).then(|| unsafe { owned(data, length) })
 }
 
