@@ -63,6 +63,13 @@ impl Chain {
         Chain { tip: root, block_size: block_size.max(1) as usize, pending: Vec::new(), scratch: Vec::new() }
     }
 
+    /// A chain that goes on after the block `tip`, with the tokens of the block that is not full yet.
+    pub fn resume(tip: BlockHash, block_size: u32, pending: &[TokenId]) -> Self {
+        let mut chain = Chain::new(tip, block_size);
+        chain.pending.extend_from_slice(pending);
+        chain
+    }
+
     /// Appends `tokens`; hashes of the blocks that became full go to `out`.
     pub fn extend(&mut self, tokens: &[TokenId], out: &mut Vec<BlockHash>) {
         for token in tokens {

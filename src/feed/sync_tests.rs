@@ -4,12 +4,15 @@ use super::*;
 use crate::feed::batch::{Batch, BatchHeader};
 use crate::feed::record::Trust;
 
+/// First hash, blocks, last hash.
+type Ranging = (u64, Vec<(FeedReplicaId, u64, bool)>, u64);
+
 /// What a worker should believe, in the plainest form.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Plain {
     replicas: BTreeSet<FeedReplicaId>,
     held: BTreeMap<(FeedReplicaId, u64), bool>,
-    ranging: Option<(u64, Vec<(FeedReplicaId, u64, bool)>, u64)>,
+    ranging: Option<Ranging>,
 }
 
 impl Target for Plain {
@@ -27,11 +30,15 @@ impl Target for Plain {
     fn load(&mut self, _: FeedReplicaId, _: &LoadReport, _: Time) {}
     fn stored(&mut self, id: FeedReplicaId, _: Tier, _: Option<BlockHash>, hashes: &[BlockHash], ends: &[u8]) -> bool {
         let end = |i: usize| ends.is_empty() || ends[i / 8] >> (i % 8) & 1 != 0;
-        hashes.iter().enumerate().for_each(|(i, h)| drop(self.held.insert((id, h.0), end(i))));
+        hashes.iter().enumerate().for_each(|(i, h)| {
+            _ = self.held.insert((id, h.0), end(i));
+        });
         self.replicas.contains(&id)
     }
     fn removed(&mut self, id: FeedReplicaId, _: Tier, hashes: &[BlockHash]) {
-        hashes.iter().for_each(|h| drop(self.held.remove(&(id, h.0))));
+        hashes.iter().for_each(|h| {
+            _ = self.held.remove(&(id, h.0));
+        });
     }
     fn only(&mut self, ids: &[FeedReplicaId], now: Time) {
         let gone: Vec<_> = self.replicas.iter().filter(|id| !ids.contains(id)).copied().collect();
@@ -55,7 +62,9 @@ impl Target for Plain {
         }
         let (from, held, through) = self.ranging.take().unwrap();
         self.held.retain(|(_, h), _| *h < from || *h > through);
-        held.into_iter().for_each(|(id, h, end)| drop(self.held.insert((id, h), end)));
+        held.into_iter().for_each(|(id, h, end)| {
+            _ = self.held.insert((id, h), end);
+        });
         Some(0)
     }
 }
@@ -340,7 +349,9 @@ fn work_stops_anywhere_and_comes_to_the_same() {
                 stored(1, &hashes[7..400]),
             ]),
         ];
-        frames.iter().for_each(|f| drop(sync.on_frame(f, Time(1))));
+        frames.iter().for_each(|f| {
+            _ = sync.on_frame(f, Time(1));
+        });
         let from = sync.next_pull(Time(1)).unwrap();
         sync.on_snapshot(&bridge.answer(from, 1000), Time(1));
         let mut slices = 0;

@@ -100,6 +100,11 @@ impl Segment {
         if at + 1 >= self.slots.len() { 0 } else { at + 1 }
     }
 
+    /// A word of the slot where a search for `key` begins: reading it brings it into the processor's cache.
+    pub fn peek(&self, key: u64, seed: Seed) -> u64 {
+        self.slots.get(self.home(key, seed)).map_or(0, |slot| slot.holders)
+    }
+
     /// The place of `key`, or of the empty slot where it would go. `None`: no slot at all.
     fn find(&self, key: u64, seed: Seed) -> Option<usize> {
         let home = self.home(key, seed);
@@ -167,7 +172,12 @@ impl Segment {
     fn rebuild(&mut self, slots: usize, seed: Seed) {
         let old = std::mem::replace(&mut self.slots, vec![Slot::default(); slots].into_boxed_slice());
         for slot in old.iter().filter(|slot| slot.holders != 0) {
-            if let Some(place) = self.find(slot.key(), seed).and_then(|at| self.slots.get_mut(at)) {
+            // All keys are different: the first empty slot is the place.
+            let mut at = self.home(slot.key(), seed);
+            while self.slots.get(at).is_some_and(|place| place.holders != 0) {
+                at = self.next(at);
+            }
+            if let Some(place) = self.slots.get_mut(at) {
                 *place = *slot;
             }
         }

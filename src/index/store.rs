@@ -187,6 +187,7 @@ impl Index {
     /// `column` now holds `hashes` in `tier`, of which bit i of `ends` (empty: all) says whether a hit may end
     /// there. `parent` is what the first one follows, if known.
     pub fn store(&mut self, column: Column, tier: Tier, parent: Option<BlockHash>, hashes: &[BlockHash], ends: &[u8]) {
+        self.warm(column.plane(), hashes);
         let mut depth = parent.and_then(|p| self.depth(column.plane(), tier, p)).unwrap_or(0);
         for (i, hash) in hashes.iter().enumerate() {
             // An eighth of the steps, chosen by the hash, count: a unit of depth is 8 blocks, also in runs of one.
@@ -204,6 +205,21 @@ impl Index {
         if plane.live & column.bit() != 0 && table.remove(hash, column.bit(), self.seed) != 0 {
             count(&mut self.counts, column, tier as usize, -1);
         }
+    }
+
+    /// `column` no longer holds any of `hashes` in `tier`.
+    pub fn remove_all(&mut self, column: Column, tier: Tier, hashes: &[BlockHash]) {
+        self.warm(column.plane(), hashes);
+        hashes.iter().for_each(|hash| self.remove(column, tier, *hash));
+    }
+
+    /// Brings what lookups of `hashes` will read into the processor's cache. A few dozen at a time make sense.
+    pub(super) fn warm(&self, plane: usize, hashes: &[BlockHash]) {
+        if hashes.len() < 2 {
+            return;
+        }
+        let tables = self.planes.get(plane).map(|p| p.tables.as_slice()).unwrap_or_default();
+        tables.iter().flatten().for_each(|table| table.warm(hashes, self.seed));
     }
 
     /// The holders of `hash` in one tier and plane, and of them those where a hit may end.

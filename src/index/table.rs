@@ -49,6 +49,13 @@ impl Table {
         self.segments.get((hash.0 >> KEY_BITS) as usize)
     }
 
+    /// Reads where the searches for `hashes` begin. One after the other, the searches would each wait for memory;
+    /// these reads do not depend on one another, so the processor waits for all of them at once.
+    pub fn warm(&self, hashes: &[BlockHash], seed: Seed) {
+        let peek = |hash: &BlockHash| self.segment(*hash).map_or(0, |s| s.peek(hash.0 & KEY, seed));
+        std::hint::black_box(hashes.iter().fold(0, |sum, hash| sum ^ peek(hash)));
+    }
+
     pub fn get(&self, hash: BlockHash, seed: Seed) -> (u64, u64) {
         match self.segment(hash).and_then(|s| s.get(hash.0 & KEY, seed)) {
             Some(slot) => (slot.holders, slot.ends),

@@ -109,7 +109,12 @@ proptest! {
                 });
                 if !more { break; }
             }
+            let mut at_once = Walk::new(columns.iter().copied());
+            at_once.push_all(&index, &chain, |plane, hash| {
+                predicted.iter().filter(|p| p.0.plane() == plane && p.1 == hash).fold(0, |mask, p| mask | p.0.bit())
+            });
             for column in &columns {
+                prop_assert_eq!(at_once.held(*column), walk.held(*column));
                 prop_assert_eq!(walk.held(*column), twin.walk(*column, &chain, &predicted), "{:?} from {}", column, start);
             }
         }

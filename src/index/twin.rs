@@ -52,7 +52,7 @@ impl Twin {
         for hash in chain {
             let [gpu, cpu, disk] = [Tier::Gpu, Tier::Cpu, Tier::Disk].map(|t| tier(t, *hash));
             let guess = predicted.contains(&(column, *hash));
-            let end = [gpu, cpu, disk].iter().any(|held| *held == Some(true)) || guess;
+            let end = [gpu, cpu, disk].contains(&Some(true)) || guess;
             let place = match (gpu, cpu, disk, guess) {
                 (Some(_), ..) => 0,
                 (_, Some(_), ..) => 1,

@@ -82,9 +82,33 @@ impl Walk {
         any
     }
 
+    /// The next blocks of the chain, as [`Walk::push`] would take them, but without waiting for memory at each.
+    /// Few are looked ahead at first, since many chains end soon.
+    pub fn push_all(
+        &mut self,
+        index: &Index,
+        hashes: &[BlockHash],
+        predicted: impl Fn(usize, BlockHash) -> u64,
+    ) -> bool {
+        let (mut rest, mut ahead) = (hashes, 4);
+        while !rest.is_empty() && self.alive() {
+            let (some, more) = rest.split_at_checked(ahead).unwrap_or((rest, &[]));
+            self.planes.iter().filter(|p| p.alive != 0).for_each(|p| index.warm(p.plane, some));
+            if !some.iter().all(|hash| self.push(index, *hash, &predicted)) {
+                return false;
+            }
+            (rest, ahead) = (more, 32);
+        }
+        self.alive()
+    }
+
     /// What a column holds of the chain walked so far.
     pub fn held(&self, column: Column) -> Held {
-        let Some(plane) = self.planes.iter().find(|p| p.plane == column.plane()) else { return Held::default() };
+        // Most often all planes are there, in order.
+        let direct = self.planes.get(column.plane()).filter(|p| p.plane == column.plane());
+        let Some(plane) = direct.or_else(|| self.planes.iter().find(|p| p.plane == column.plane())) else {
+            return Held::default();
+        };
         let mut held = plane.held.get(column.bit().trailing_zeros() as usize).copied().unwrap_or_default();
         if plane.alive & column.bit() != 0 {
             held.blocks = self.depth;

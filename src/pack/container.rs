@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::PackError;
 
 /// The format that this build writes and reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// What a pack file begins with.
 pub const MAGIC: [u8; 8] = *b"KVROUTE\x01";
 

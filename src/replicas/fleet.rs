@@ -38,7 +38,8 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
-use super::book::{BookingId, Load};
+use super::book::BookingId;
+use super::choice::{flight_tail, reason, to_ms};
 use super::members::{ReplicaIdx, StaticReplica};
 use super::peers::{Message, Tell, foreign_booking};
 use super::stats::{FleetStats, ReplicaStats};
@@ -48,18 +49,18 @@ use crate::clock::{Budget, MS, SECOND, Time};
 use crate::feed::record::{ReplicaInfo, Trust};
 use crate::feed::sync::{Sync, SyncSettings, Verdict};
 use crate::feed::{Epoch, FeedReplicaId, FrameError};
-use crate::index::{Held, Walk};
+use crate::index::Walk;
 use crate::nokey::NoKey;
-use crate::routing::{Candidate, CandidateReceipt, Policy, Reason, Receipt, Request, Scored, last_token_cap, rank};
+use crate::routing::{Policy, Reason, Receipt, last_token_cap, rank};
 
 /// How long predictions outlive the first data, if no event comes.
-const AFTER_FIRST_DATA: u64 = 2 * SECOND;
+pub(super) const AFTER_FIRST_DATA: u64 = 2 * SECOND;
 /// How often a VM tells the others everything that it has booked.
 const FULL_TELL: u64 = SECOND;
 /// Without a word from the bridge for this long, what is believed counts as being caught up with.
-const QUIET: u64 = 3 * SECOND;
+pub(super) const QUIET: u64 = 3 * SECOND;
 /// And for this long, as stale.
-const SILENT: u64 = 30 * SECOND;
+pub(super) const SILENT: u64 = 30 * SECOND;
 /// Blocks of one prompt that are remembered and predicted at most.
 const MAX_CHAIN: usize = 1 << 16;
 
@@ -92,12 +93,14 @@ pub struct Target {
 /// A request on its way through the index.
 #[derive(Debug)]
 pub struct Matching {
-    model: Rc<str>,
-    block_size: u32,
-    candidates: Rc<[ReplicaIdx]>,
-    walk: Walk,
-    hashes: Vec<BlockHash>,
-    open: bool,
+    pub(super) model: Rc<str>,
+    pub(super) block_size: u32,
+    pub(super) candidates: Rc<[ReplicaIdx]>,
+    /// Of the membership that `candidates` is from.
+    pub(super) version: u64,
+    pub(super) walk: Walk,
+    pub(super) hashes: Vec<BlockHash>,
+    pub(super) open: bool,
 }
 
 impl Matching {
@@ -148,27 +151,27 @@ pub struct Pick {
 
 /// A request that has not ended.
 #[derive(Debug)]
-struct Flight {
-    block_size: u32,
-    /// Tokens of the match.
-    matched: u64,
+pub(super) struct Flight {
+    pub(super) block_size: u32,
+    /// Tokens of the match, whatever the length of the prompt.
+    pub(super) matched: u64,
     /// Blocks that the pick held already.
-    held: usize,
-    hashes: Vec<BlockHash>,
-    settled: bool,
+    pub(super) held: usize,
+    pub(super) hashes: Vec<BlockHash>,
+    pub(super) settled: bool,
 }
 
 /// Everything that a router VM believes and decides. See the [module](self).
 #[derive(Debug)]
 pub struct Fleet {
-    world: World,
-    sync: Sync,
-    policy: Policy,
-    flights: HashMap<BookingId, Flight>,
-    tells: Vec<Tell>,
-    last_full: Time,
-    random: u64,
-    blocks_missed: bool,
+    pub(super) world: World,
+    pub(super) sync: Sync,
+    pub(super) policy: Policy,
+    pub(super) flights: HashMap<BookingId, Flight>,
+    pub(super) tells: Vec<Tell>,
+    pub(super) last_full: Time,
+    pub(super) random: u64,
+    pub(super) blocks_missed: bool,
 }
 
 impl Fleet {
@@ -377,7 +380,8 @@ impl Fleet {
         let columns = columns.filter(|r| r.block_size == block_size).filter_map(|r| r.column);
         let walk = Walk::new(columns);
         let open = walk.alive();
-        Ok(Matching { model: model.into(), block_size, candidates, walk, hashes: Vec::new(), open })
+        let version = members.version();
+        Ok(Matching { model: model.into(), block_size, candidates, version, walk, hashes: Vec::new(), open })
     }
 
     /// The next block of the prompt. False: no further one changes the match. More may be pushed all the same;
@@ -393,17 +397,29 @@ impl Fleet {
         matching.open
     }
 
+    /// The next blocks of the prompt: several at once are matched faster than one by one.
+    pub fn push_all(&self, matching: &mut Matching, hashes: &[BlockHash]) -> bool {
+        let room = MAX_CHAIN.saturating_sub(matching.hashes.len());
+        matching.hashes.extend_from_slice(hashes.get(..room).unwrap_or(hashes));
+        if matching.open {
+            let predictions = &self.world.predictions;
+            let predicted = |plane, hash| predictions.holders(plane, hash);
+            matching.open = matching.walk.push_all(&self.world.index, hashes, predicted);
+        }
+        matching.open
+    }
+
     /// Chooses, and books the request there.
     pub fn choose(&mut self, matching: &Matching, ask: &Ask<'_>) -> Result<Pick, NoKey> {
-        let (seen, request) = self.candidates(matching, ask);
-        let plain: Vec<Candidate> = seen.iter().map(|(_, c, _)| *c).collect();
+        let (seen, plain, request) = self.candidates(matching, ask);
         let shown = if ask.explain { 15 } else { 0 };
         let scored = rank(&self.policy, &request, &plain, self.policy.candidates.max(shown).max(1));
         let best = scored.first().ok_or(NoKey::NoReplica)?;
-        let (idx, candidate, held) = seen.get(best.candidate).copied().ok_or(NoKey::NoReplica)?;
+        let (idx, held) = seen.get(best.candidate).copied().ok_or(NoKey::NoReplica)?;
+        let candidate = plain.get(best.candidate).ok_or(NoKey::NoReplica)?;
         let reason = reason(&scored, &plain);
         let target = |at: usize| {
-            let (idx, _, _) = seen.get(at)?;
+            let (idx, _) = seen.get(at)?;
             let replica = self.world.members.get(*idx)?;
             Some(Target { address: replica.address.clone(), rank: replica.rank })
         };
@@ -417,7 +433,8 @@ impl Fleet {
                 next.push(other);
             }
         }
-        let receipt = ask.explain.then(|| Box::new(self.receipt(matching, ask, &seen, &scored, &first, reason)));
+        let receipt =
+            ask.explain.then(|| Box::new(self.receipt(matching, ask, (&seen, &plain), &scored, &first, reason)));
         let matched = candidate.matched as u64;
         let booking = self.book(idx, matching, ask, matched, held);
         Ok(Pick { best: first, next, booking, matched, cost: best.cost, reason, receipt })
@@ -425,13 +442,12 @@ impl Fleet {
 
     /// What [`Fleet::choose`] would say, with the receipt; nothing is booked.
     pub fn preview(&self, matching: &Matching, ask: &Ask<'_>) -> Result<Receipt, NoKey> {
-        let (seen, request) = self.candidates(matching, ask);
-        let plain: Vec<Candidate> = seen.iter().map(|(_, c, _)| *c).collect();
+        let (seen, plain, request) = self.candidates(matching, ask);
         let scored = rank(&self.policy, &request, &plain, 16);
-        let (idx, _, _) = scored.first().and_then(|best| seen.get(best.candidate)).ok_or(NoKey::NoReplica)?;
+        let (idx, _) = scored.first().and_then(|best| seen.get(best.candidate)).ok_or(NoKey::NoReplica)?;
         let replica = self.world.members.get(*idx).ok_or(NoKey::NoReplica)?;
         let pick = Target { address: replica.address.clone(), rank: replica.rank };
-        Ok(self.receipt(matching, ask, &seen, &scored, &pick, reason(&scored, &plain)))
+        Ok(self.receipt(matching, ask, (&seen, &plain), &scored, &pick, reason(&scored, &plain)))
     }
 
     /// The rest of the prompt is known now: the hashes after those that were pushed, and the number of tokens.
@@ -439,8 +455,8 @@ impl Fleet {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         let room = MAX_CHAIN.saturating_sub(flight.hashes.len());
         flight.hashes.extend_from_slice(hashes.get(..room).unwrap_or(hashes));
-        flight.matched = flight.matched.min(last_token_cap(tokens, flight.block_size));
-        let uncached = tokens.saturating_sub(flight.matched) as f64;
+        let matched = flight.matched.min(last_token_cap(tokens, flight.block_size));
+        let uncached = tokens.saturating_sub(matched) as f64;
         self.world.book.correct(id, uncached, tokens as f64);
         if !flight.settled {
             self.predict(id, flight_tail(&self.flights, id, hashes.len()));
@@ -504,8 +520,8 @@ impl Fleet {
         book.tick(now, |idx| members.get(idx).map_or(0.0, |r| r.prefill_rate));
         let home = self.policy.home_seconds.saturating_mul(SECOND);
         homes.tick(Time(now.0.saturating_sub(home)));
-        let (dead, _) = peers.tick(now);
-        dead.into_iter().for_each(|slot| self.peer_gone(slot));
+        let silent = peers.silent(now);
+        silent.into_iter().for_each(|slot| self.peer_gone(slot));
     }
 
     /// Everything for people and metrics.
@@ -553,183 +569,4 @@ impl Fleet {
         all.sort_unstable();
         all
     }
-}
-
-/// The parts of a choice.
-impl Fleet {
-    fn candidates(&self, matching: &Matching, ask: &Ask<'_>) -> (Vec<(ReplicaIdx, Candidate, Held)>, Request) {
-        let world = &self.world;
-        let cap = last_token_cap(ask.tokens, matching.block_size);
-        let size = u64::from(matching.block_size);
-        let session = ask.session.filter(|_| self.policy.session > 0.0);
-        let session = session.and_then(|s| super::members::rendezvous(s, &matching.candidates, &world.members));
-        let mut seen = Vec::with_capacity(matching.candidates.len());
-        let mut homes = 0.0;
-        for idx in matching.candidates.iter().copied() {
-            let Some(replica) = world.members.get(idx).filter(|r| *r.model == *matching.model) else { continue };
-            let held = match replica.column.filter(|_| replica.block_size == matching.block_size) {
-                Some(column) => matching.walk.held(column),
-                None => Held::default(),
-            };
-            let tokens = |blocks: u32| (u64::from(blocks) * size).min(cap) as f64;
-            let load = world.book.own(idx).plus(self.foreign(idx));
-            let reported = replica.reported.filter(|(_, at)| to_ms(ask.now.since(*at)) <= self.policy.load_max_age_ms);
-            let (others, waiting) = reported.map_or((0, 0), |(report, _)| {
-                let others = report.running.saturating_add(report.waiting).saturating_sub(load.requests);
-                (others, others.min(report.waiting))
-            });
-            let candidate = Candidate {
-                matched: tokens(held.end),
-                cpu: tokens(held.cpu),
-                disk: tokens(held.disk),
-                predicted: tokens(held.predicted),
-                prefill: load.prefill,
-                context: load.context,
-                requests: f64::from(load.requests) + f64::from(others - waiting),
-                waiting: f64::from(waiting),
-                homes: f64::from(world.homes.at(idx)),
-                trust: self.trust(replica.trust, ask.now),
-                session: session == Some(idx),
-            };
-            homes += candidate.homes;
-            seen.push((idx, candidate, held));
-        }
-        let mean_homes = homes / seen.len().max(1) as f64;
-        let seed = self.random ^ matching.hashes.last().map_or(0, |h| h.0) ^ ask.now.0.rotate_left(17);
-        (seen, Request { tokens: ask.tokens as f64, mean_homes, seed })
-    }
-
-    fn book(&mut self, idx: ReplicaIdx, matching: &Matching, ask: &Ask<'_>, matched: u64, held: Held) -> BookingId {
-        let uncached = ask.tokens.saturating_sub(matched) as f64;
-        let id = self.world.book.book(idx, uncached, ask.tokens as f64, ask.now);
-        let flight = Flight {
-            block_size: matching.block_size,
-            matched,
-            held: held.blocks as usize,
-            hashes: matching.hashes.clone(),
-            settled: false,
-        };
-        if let Some(column) = self.world.members.get(idx).and_then(|r| r.column) {
-            self.world.index.touch(column, flight.hashes.get(..flight.held).unwrap_or_default());
-        }
-        self.world.homes.settle(&flight.hashes, flight.held, idx, ask.now);
-        self.flights.insert(id, flight);
-        self.predict(id, flight_tail(&self.flights, id, usize::MAX));
-        id
-    }
-
-    /// The replica of the booking will hold these blocks.
-    fn predict(&mut self, id: BookingId, hashes: Vec<BlockHash>) {
-        let replica = self.world.book.replica(id).and_then(|idx| self.world.members.get(idx));
-        let Some((column, key)) = replica.and_then(|r| Some((r.column?, r.key))) else { return };
-        if !hashes.is_empty() {
-            self.world.predictions.add(id, column, &hashes);
-            self.tells.push(Tell::Predict(id.0, key, hashes));
-        }
-    }
-
-    /// Whether the predictions came true is known, or will be soon.
-    fn settle(&mut self, id: BookingId, served: bool, now: Time) {
-        let Some(flight) = self.flights.get_mut(&id).filter(|f| !f.settled) else { return };
-        flight.settled = true;
-        let Some(idx) = self.world.book.replica(id) else { return };
-        if !served {
-            self.world.predictions.drop(id);
-            self.tells.push(Tell::Settle(id.0, 0));
-            return;
-        }
-        if self.world.members.get(idx).is_some_and(|r| r.trust == Trust::NoEvents) {
-            // Nobody will tell: take it for held.
-            self.world.used(idx, &flight.hashes);
-        }
-        self.world.predictions.expire(id, now.after(AFTER_FIRST_DATA));
-        self.tells.push(Tell::Settle(id.0, to_ms(AFTER_FIRST_DATA) as u32));
-    }
-
-    fn foreign(&self, idx: ReplicaIdx) -> Load {
-        self.world.foreign.get(usize::from(idx.0)).copied().unwrap_or_default()
-    }
-
-    /// Trust, this VM's own state included.
-    fn trust(&self, trust: Trust, now: Time) -> Trust {
-        let age = self.sync.feed_age(now).unwrap_or(u64::MAX);
-        match trust {
-            Trust::Exact if age > SILENT => Trust::Stale,
-            Trust::CatchingUp if age > SILENT => Trust::Stale,
-            Trust::Exact if !self.sync.synced() || age > QUIET => Trust::CatchingUp,
-            other => other,
-        }
-    }
-
-    fn receipt(
-        &self,
-        matching: &Matching,
-        ask: &Ask<'_>,
-        seen: &[(ReplicaIdx, Candidate, Held)],
-        scored: &[Scored],
-        pick: &Target,
-        reason: Reason,
-    ) -> Receipt {
-        let one = |s: &Scored| {
-            let (idx, c, held) = seen.get(s.candidate)?;
-            let replica = self.world.members.get(*idx)?;
-            let load = self.world.book.own(*idx).plus(self.foreign(*idx));
-            Some(CandidateReceipt {
-                address: replica.address.to_string(),
-                rank: replica.rank,
-                trust: c.trust.label(),
-                matched_blocks: held.blocks,
-                matched: c.matched as u64,
-                predicted: c.predicted as u64,
-                credit: s.credit as u64,
-                uncached: ask.tokens.saturating_sub(c.matched as u64),
-                booked_requests: load.requests,
-                booked_prefill: load.prefill as u64,
-                booked_context: load.context as u64,
-                reported_running: replica.reported.map(|(l, _)| l.running),
-                reported_waiting: replica.reported.map(|(l, _)| l.waiting),
-                reported_age_ms: replica.reported.map(|(_, at)| to_ms(ask.now.since(at))),
-                homes: c.homes as u32,
-                cost: s.cost,
-            })
-        };
-        Receipt {
-            model: matching.model.to_string(),
-            prompt_tokens: ask.tokens,
-            estimated: ask.estimated,
-            known_blocks: matching.hashes.len() as u32,
-            compared: seen.len(),
-            pick: pick.address.to_string(),
-            reason,
-            synced: self.sync.synced(),
-            feed_age_ms: self.feed_age(ask.now).map(to_ms),
-            candidates: scored.iter().filter_map(one).collect(),
-        }
-    }
-}
-
-fn reason(scored: &[Scored], candidates: &[Candidate]) -> Reason {
-    let (Some(best), Some(second)) = (scored.first(), scored.get(1)) else { return Reason::Only };
-    let matched = |at: usize| candidates.get(at).map_or(0.0, |c| c.matched);
-    let others = candidates.iter().enumerate().filter(|(at, _)| *at != best.candidate);
-    let most = others.map(|(_, c)| c.matched).fold(0.0, f64::max);
-    if matched(best.candidate) > most {
-        Reason::Cache
-    } else if second.cost.round() > best.cost.round() {
-        Reason::Load
-    } else {
-        Reason::Tie
-    }
-}
-
-/// The last `count` hashes of a flight, without those that were held at the pick.
-fn flight_tail(flights: &HashMap<BookingId, Flight>, id: BookingId, count: usize) -> Vec<BlockHash> {
-    let Some(flight) = flights.get(&id) else { return Vec::new() };
-    let from = flight.hashes.len().saturating_sub(count).max(flight.held);
-    flight.hashes.get(from..).map(<[_]>::to_vec).unwrap_or_default()
-}
-
-#[allow(clippy::integer_division_remainder_used)] // the divisor is a constant
-fn to_ms(nanoseconds: u64) -> u64 {
-    nanoseconds / MS
 }

@@ -106,6 +106,7 @@ pub struct Members {
     by_key: HashMap<ReplicaKey, ReplicaIdx>,
     by_feed: HashMap<FeedReplicaId, ReplicaIdx>,
     by_model: HashMap<Rc<str>, Rc<[ReplicaIdx]>>,
+    version: u64,
 }
 
 /// More than this are not taken in.
@@ -152,6 +153,11 @@ impl Members {
     /// The replicas that serve a model.
     pub fn serving(&self, model: &str) -> Option<Rc<[ReplicaIdx]>> {
         self.by_model.get(model).cloned()
+    }
+
+    /// Another one whenever somebody came, left or serves another model.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// Forgets the numbers of the former leader.
@@ -231,6 +237,7 @@ impl Members {
     }
 
     fn group(&mut self) {
+        self.version += 1;
         let mut groups: HashMap<Rc<str>, Vec<ReplicaIdx>> = HashMap::new();
         for (idx, replica) in self.iter() {
             groups.entry(replica.model.clone()).or_default().push(idx);

@@ -10,6 +10,7 @@
 
 mod approx;
 pub mod book;
+mod choice;
 pub mod fleet;
 mod homes;
 pub mod members;
@@ -21,3 +22,8 @@ mod world;
 pub use book::BookingId;
 pub use fleet::{Ask, Fleet, FleetSettings, Matching, Pick, Target};
 pub use members::{ReplicaIdx, ReplicaKey, StaticReplica};
+
+#[cfg(test)]
+mod bench;
+#[cfg(test)]
+mod tests;

@@ -160,12 +160,9 @@ impl Peers {
         (changed, replaced)
     }
 
-    /// Forgets VMs that have gone silent. Gives them, and the replicas whose sum changed.
-    pub fn tick(&mut self, now: Time) -> (Vec<u32>, Vec<ReplicaKey>) {
-        let dead: Vec<u32> =
-            self.by_slot.iter().filter(|(_, p)| now.since(p.heard) > SILENCE).map(|(slot, _)| *slot).collect();
-        let changed = dead.iter().flat_map(|slot| self.forget(*slot)).collect();
-        (dead, changed)
+    /// VMs that have gone silent.
+    pub fn silent(&self, now: Time) -> Vec<u32> {
+        self.by_slot.iter().filter(|(_, p)| now.since(p.heard) > SILENCE).map(|(slot, _)| *slot).collect()
     }
 
     /// Forgets a VM that is known to be dead. Gives the replicas whose sum changed.

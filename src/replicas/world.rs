@@ -206,7 +206,7 @@ impl Target for World {
 
     fn removed(&mut self, id: FeedReplicaId, tier: Tier, hashes: &[BlockHash]) {
         if let Some((_, Some(column))) = self.column(id) {
-            hashes.iter().for_each(|hash| self.index.remove(column, tier, *hash));
+            self.index.remove_all(column, tier, hashes);
         }
     }
 

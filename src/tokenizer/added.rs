@@ -75,7 +75,7 @@ pub struct Trie<'a> {
     nodes: &'a [[u8; 12]],
     edges: &'a [[u8; 4]],
     /// Which bytes a token begins with.
-    first: &'a [bool; 256],
+    first: &'a FirstBytes,
 }
 
 /// Tables on the heap.
@@ -83,7 +83,7 @@ pub struct Trie<'a> {
 pub struct AddedTokens {
     nodes: Vec<u8>,
     edges: Vec<u8>,
-    first: [bool; 256],
+    first: FirstBytes,
 }
 
 impl AddedTokens {
@@ -129,23 +129,67 @@ impl AddedTokens {
     }
 }
 
+/// The bytes that tokens begin with, and the search for the next one of them.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstBytes {
+    any: [bool; 256],
+    /// The only one, eight times, if there is one only.
+    only: Option<u64>,
+}
+
+impl Default for FirstBytes {
+    fn default() -> Self {
+        FirstBytes::new(std::iter::empty())
+    }
+}
+
+impl FirstBytes {
+    fn new(bytes: impl Iterator<Item = u8>) -> Self {
+        let (mut any, mut count, mut last) = ([false; 256], 0, 0);
+        for byte in bytes {
+            if let Some(flag) = any.get_mut(usize::from(byte)) {
+                *flag = true;
+            }
+            (count, last) = (count + 1, byte);
+        }
+        FirstBytes { any, only: (count == 1).then(|| u64::from_ne_bytes([last; 8])) }
+    }
+
+    /// Whether no token begins with any byte.
+    pub fn is_empty(&self) -> bool {
+        !self.any.contains(&true)
+    }
+
+    /// Where the first of them is.
+    fn position(&self, text: &[u8]) -> Option<usize> {
+        let mut skipped = 0;
+        if let Some(only) = self.only {
+            // Most prompts have one `<` in hundreds of bytes: eight bytes at a time.
+            const ONES: u64 = 0x0101_0101_0101_0101;
+            for chunk in text.as_chunks::<8>().0 {
+                let equal = u64::from_ne_bytes(*chunk) ^ only;
+                if equal.wrapping_sub(ONES) & !equal & (ONES << 7) != 0 {
+                    break;
+                }
+                skipped += 8;
+            }
+        }
+        let rest = text.get(skipped..)?;
+        let found = rest.iter().position(|byte| self.any.get(usize::from(*byte)).is_some_and(|yes| *yes))?;
+        Some(skipped + found)
+    }
+}
+
 impl<'a> Trie<'a> {
     /// A view of tables. Damaged ones find nothing or the wrong thing, but do no harm.
-    pub fn new(nodes: &'a [u8], edges: &'a [u8], first: &'a [bool; 256]) -> Self {
+    pub fn new(nodes: &'a [u8], edges: &'a [u8], first: &'a FirstBytes) -> Self {
         Trie { nodes: nodes.as_chunks().0, edges: edges.as_chunks().0, first }
     }
 
     /// Which bytes a token of these tables begins with.
-    pub fn first_bytes(nodes: &[u8], edges: &[u8]) -> [bool; 256] {
-        let none = [false; 256];
-        let trie = Trie::new(nodes, edges, &none);
-        let mut first = [false; 256];
-        for edge in trie.edges_of(0).0 {
-            if let Some(flag) = first.get_mut(usize::from(edge[0])) {
-                *flag = true;
-            }
-        }
-        first
+    pub fn first_bytes(nodes: &[u8], edges: &[u8]) -> FirstBytes {
+        let none = FirstBytes::default();
+        FirstBytes::new(Trie::new(nodes, edges, &none).edges_of(0).0.iter().map(|edge| edge[0]))
     }
 
     fn edges_of(&self, node: usize) -> (&'a [[u8; 4]], u32) {
@@ -182,7 +226,7 @@ impl<'a> Trie<'a> {
         let mut at = from;
         loop {
             let rest = starts.get(at..)?;
-            at += rest.iter().position(|byte| self.first.get(usize::from(*byte)).is_some_and(|yes| *yes))?;
+            at += self.first.position(rest)?;
             if let Some(found) = self.at(text, at) {
                 return Some(found);
             }

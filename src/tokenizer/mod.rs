@@ -7,6 +7,7 @@
 pub mod added;
 pub mod compact;
 pub mod hf;
+pub mod memory;
 
 use std::rc::Rc;
 
@@ -73,7 +74,8 @@ pub trait Tokenizer {
 /// An encoding under way.
 pub trait Encoding {
     /// Works on about `max_bytes` more bytes of the text (at least one pre-token, so that it always advances)
-    /// and appends the ids that are certain by then.
+    /// and appends the ids that are certain by then. A step may also end early, exactly at a boundary, so that
+    /// what was encoded up to there can be remembered.
     fn step(&mut self, max_bytes: usize, out: &mut Vec<TokenId>) -> Result<Step, TokenizeError>;
 
     /// The last boundary passed, if any since the start.

@@ -86,8 +86,11 @@ impl SlotLease {
                 taken: 0,
                 taken_bytes: 0,
             };
-            if shared.shared_set(&slot_key(number), &slot.encode(), cas) != Set::Done {
-                continue;
+            match shared.shared_set(&slot_key(number), &slot.encode(), cas) {
+                Set::Done => {}
+                Set::Changed => continue,
+                // Going on to the next one could leave a hole, at which those who look at the slots stop.
+                Set::Failed => return false,
             }
             // A first write compares with nothing: look whose it is.
             let Some((seen, cas)) = Slot::read(shared, number).filter(|(seen, _)| seen.nonce == self.nonce) else {

@@ -249,7 +249,7 @@ impl Model {
             slots[at] = key << RANK_BITS | rank as u64;
         }
         let slots = slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
-        Ok((slots, self.merges.iter().flat_map(|(_, _, id)| id.to_le_bytes()).collect()))
+        Ok((slots, self.merges.iter().flat_map(|(_, _, id)| id.to_le_bytes().into_iter().take(3)).collect()))
     }
 
     fn symbols(&self) -> Result<Vec<u8>, String> {

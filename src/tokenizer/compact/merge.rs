@@ -25,7 +25,8 @@ pub const LONGEST: usize = 4 << 20;
 pub struct Merges<'a> {
     slots: &'a [[u8; 8]],
     mask: usize,
-    ids: &'a [[u8; 4]],
+    /// Three bytes an id.
+    ids: &'a [[u8; 3]],
 }
 
 /// Where to begin to look for a key in a table of `mask` + 1 slots.
@@ -68,7 +69,7 @@ impl<'a> Merges<'a> {
     /// What a merge makes.
     #[inline(always)]
     pub fn id(&self, rank: u32) -> TokenId {
-        self.ids.get(rank as usize).map_or(0, |id| u32::from_le_bytes(*id))
+        self.ids.get(rank as usize).map_or(0, |[a, b, c]| u32::from_le_bytes([*a, *b, *c, 0]))
     }
 }
 
@@ -119,9 +120,12 @@ struct Symbol {
     id: TokenId,
     before: u32,
     after: u32,
+    /// Of the pair with the one after.
+    rank: u32,
 }
 
 /// A long word under way.
+#[derive(Default)]
 pub struct LongWord {
     symbols: Vec<Symbol>,
     /// `!(rank << 32 | position)`: the largest is the one to merge next.
@@ -134,14 +138,41 @@ pub struct LongWord {
 impl LongWord {
     /// A word of these symbols; `None` if there are too many.
     pub fn new(ids: impl Iterator<Item = TokenId>) -> Option<Self> {
-        let mut symbols = Vec::new();
-        for (at, id) in ids.enumerate() {
-            if at >= LONGEST {
-                return None;
-            }
-            symbols.push(Symbol { id, before: (at as u32).wrapping_sub(1), after: at as u32 + 1 });
+        let mut word = LongWord::default();
+        word.begin(ids.take(LONGEST + 1));
+        (word.symbols() <= LONGEST).then_some(word)
+    }
+
+    /// Begins another word in the same memory.
+    pub fn begin(&mut self, ids: impl Iterator<Item = TokenId>) {
+        self.symbols.clear();
+        self.heap.clear();
+        (self.started, self.given) = (0, 0);
+        self.symbols.extend(ids.enumerate().map(|(at, id)| Symbol {
+            id,
+            before: (at as u32).wrapping_sub(1),
+            after: at as u32 + 1,
+            rank: NONE,
+        }));
+    }
+
+    /// Merges all there is to merge.
+    pub fn finish(&mut self, merges: Merges<'_>) {
+        for at in 1..self.symbols.len() {
+            self.push(merges, at as u32 - 1);
         }
-        Some(LongWord { symbols, heap: BinaryHeap::new(), started: 0, given: 0 })
+        while let Some(top) = self.heap.pop() {
+            self.merge(merges, !top);
+        }
+    }
+
+    /// The ids left, each with the number of its first symbol.
+    pub fn left(&self) -> impl Iterator<Item = (u32, TokenId)> {
+        self.symbols
+            .iter()
+            .enumerate()
+            .filter(|(_, symbol)| symbol.id != NONE)
+            .map(|(at, symbol)| (at as u32, symbol.id))
     }
 
     /// How many symbols it began with.
@@ -179,8 +210,16 @@ impl LongWord {
     /// Puts the pair that begins at `at` into the heap, if it is one.
     fn push(&mut self, merges: Merges<'_>, at: u32) {
         let Some(left) = self.get(at) else { return };
-        let Some(right) = self.get(left.after) else { return };
+        let Some(right) = self.get(left.after) else {
+            if let Some(symbol) = self.symbols.get_mut(at as usize) {
+                symbol.rank = NONE;
+            }
+            return;
+        };
         let rank = merges.rank(left.id, right.id);
+        if let Some(symbol) = self.symbols.get_mut(at as usize) {
+            symbol.rank = rank;
+        }
         if rank != NONE {
             self.heap.push(!(u64::from(rank) << 32 | u64::from(at)));
         }
@@ -188,12 +227,9 @@ impl LongWord {
 
     fn merge(&mut self, merges: Merges<'_>, entry: u64) {
         let (rank, at) = ((entry >> 32) as u32, entry as u32);
-        let Some(left) = self.get(at) else { return };
+        // An entry from before one of the two changed is stale.
+        let Some(left) = self.get(at).filter(|left| left.rank == rank) else { return };
         let Some(right) = self.get(left.after) else { return };
-        // An entry from before one of the two changed.
-        if merges.rank(left.id, right.id) != rank {
-            return;
-        }
         if let Some(symbol) = self.symbols.get_mut(left.after as usize) {
             symbol.id = NONE;
         }
@@ -243,7 +279,7 @@ mod tests {
                 }
             }
             let slots: Vec<u8> = slots.iter().flat_map(|s| s.to_le_bytes()).collect();
-            let table: Vec<u8> = ids.iter().flat_map(|s| s.to_le_bytes()).collect();
+            let table: Vec<u8> = ids.iter().flat_map(|s| s.to_le_bytes().into_iter().take(3)).collect();
             let merges = Merges::new(&slots, &table).unwrap();
             let word: Vec<u32> = (0..random(SHORT as u64)).map(|_| random(12) as u32).collect();
             let mut slow = word.clone();

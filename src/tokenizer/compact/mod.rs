@@ -10,12 +10,11 @@
 //! | added tokens that are cut out after normalising | [`super::added`] |
 //! | words | [`scan`] (by split patterns), [`cuts`] (where there is none), over [`classes`] |
 //! | words seen before | [`words`] |
-//! | merges | [`merge`] |
+//! | merges | [`merge`], [`stitch`] for long words |
 //! | all of it, lazily and in steps | [`run`] |
 //!
 //! The ids are those of the crate for every text: a window never ends where the next bytes could change what was
-//! given out. Memory: the tables, 1 MiB of remembered words, and for a word of n symbols some 20·n bytes while it
-//! is merged; words of more than [`merge::LONGEST`] symbols are refused.
+//! given out. Memory: the tables, 1.3 MiB of remembered words, and 8 bytes an id of the word under way.
 
 pub mod classes;
 #[cfg(not(target_family = "wasm"))]
@@ -29,6 +28,7 @@ pub mod merge;
 pub mod nfc;
 mod run;
 pub mod scan;
+mod stitch;
 #[cfg(test)]
 mod tests;
 pub mod words;
@@ -39,14 +39,14 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
-use super::added::Trie;
+use super::added::{FirstBytes, Trie};
 use super::{Boundary, Encoding, Tokenizer};
 use crate::blocks::TokenId;
 use crate::pack::container::{PackBytes, Section, SectionKind};
 use crate::pack::{PackError, Specials};
 use classes::Classes;
 use cuts::Cuts;
-use merge::{LongWord, Merges, NONE, SHORT};
+use merge::{Merges, NONE, SHORT};
 use scan::Scanner;
 use words::{Key, Words};
 
@@ -70,8 +70,8 @@ pub struct Compact {
     header: Header,
     specials: Specials,
     ascii: [u8; 256],
-    first: [bool; 256],
-    second: Option<[bool; 256]>,
+    first: FirstBytes,
+    second: Option<FirstBytes>,
     /// Ids of bytes, or of ASCII characters.
     symbols: [TokenId; 256],
     /// Ids of bytes that stand for characters without an id.
@@ -112,7 +112,7 @@ impl Compact {
         let longest_exception = exceptions.keys().map(|word| word.len()).max().unwrap_or(0);
         let first = Trie::first_bytes(table(SectionKind::FirstNodes)?, table(SectionKind::FirstEdges)?);
         let second = Trie::first_bytes(table(SectionKind::SecondNodes)?, table(SectionKind::SecondEdges)?);
-        let second = second.contains(&true).then_some(second);
+        let second = Some(second).filter(|bytes| !bytes.is_empty());
         let ascii = Classes::ascii(table(SectionKind::Classes1)?, table(SectionKind::Classes2)?);
         let words = RefCell::new(Words::default());
         let compact = Compact {
@@ -184,28 +184,28 @@ impl Compact {
         word: &[u8],
         out: &mut Vec<TokenId>,
     ) -> Word {
+        if words.get_long(word, out) {
+            return Word::Given;
+        }
         let begin = out.len();
         if let Some(id) = self.exception(word) {
             out.push(id);
         } else {
             let mut ids = [NONE; SHORT];
             let mut len = 0;
-            let mut symbols = Symbols { compact: self, view, word, at: 0, pending: [NONE; 4] };
+            let mut symbols = Symbols::new(self, view, word);
             for (to, from) in ids.iter_mut().zip(&mut symbols) {
                 (*to, len) = (from, len + 1);
             }
             if symbols.next().is_some() {
-                let symbols = Symbols { compact: self, view, word, at: 0, pending: [NONE; 4] };
-                return LongWord::new(symbols).map_or(Word::TooLong, Word::Long);
+                return Word::Long;
             }
             if let Some(ids) = ids.get_mut(..len) {
                 let len = merge::merge_short(view.merges, ids);
                 out.extend(ids.iter().take(len));
             }
         }
-        if let (Some(key), Some(ids)) = (key, out.get(begin..)) {
-            words.put(key, ids);
-        }
+        words.put(key, word, out.get(begin..).unwrap_or_default());
         Word::Given
     }
 
@@ -220,8 +220,7 @@ impl Compact {
 /// What became of a word.
 enum Word {
     Given,
-    Long(LongWord),
-    TooLong,
+    Long,
 }
 
 /// The symbols that a word begins as.
@@ -248,7 +247,16 @@ impl Iterator for Symbols<'_> {
     }
 }
 
-impl Symbols<'_> {
+impl<'a> Symbols<'a> {
+    fn new(compact: &'a Compact, view: &'a View<'a>, word: &'a [u8]) -> Self {
+        Symbols { compact, view, word, at: 0, pending: [NONE; 4] }
+    }
+
+    /// Whether the next one begins a character.
+    fn pending_none(&self) -> bool {
+        self.pending.first().is_none_or(|id| *id == NONE)
+    }
+
     fn next_character(&mut self) -> Option<TokenId> {
         let [first, a, b, c] = self.pending;
         if first != NONE {

@@ -7,9 +7,9 @@
 use std::rc::Rc;
 
 use super::classes::{Classes, UNSTABLE};
-use super::merge::LongWord;
 use super::nfc::Normalized;
 use super::scan::next_word;
+use super::stitch::{Progress, Stitch};
 use super::words::Words;
 use super::{Compact, View, Word};
 use crate::blocks::TokenId;
@@ -18,8 +18,10 @@ use crate::tokenizer::{Boundary, Encoding, Step, TokenizeError};
 
 /// How far to look ahead at least.
 const AHEAD: usize = 4096;
-/// A merge step of a long word costs as much as this many bytes of common text.
-const STEP_BYTES: usize = 16;
+/// Steps end early at boundaries that are this far apart.
+const REST: usize = 2048;
+/// A byte of a long word costs as much as this many bytes of common text.
+const LONG_BYTES: usize = 8;
 
 pub struct Run {
     compact: Rc<Compact>,
@@ -36,8 +38,11 @@ pub struct Run {
     at: usize,
     searched: usize,
     second: Option<Found>,
-    long: Option<LongWord>,
+    /// A long word, and where in the window it is.
+    long: Option<(Stitch, usize, usize)>,
     passed: Option<Boundary>,
+    /// Where the last step ended early for a boundary.
+    rested: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,8 +56,8 @@ enum State {
 enum Stop {
     Budget,
     End,
-    Long(LongWord),
-    TooLong,
+    /// The word that begins here and ends at the cursor.
+    Long(usize),
 }
 
 impl Run {
@@ -73,6 +78,7 @@ impl Run {
             second: None,
             long: None,
             passed: None,
+            rested: bytes,
         }
     }
 
@@ -188,14 +194,18 @@ impl Run {
         let text = self.text.clone();
         let mut budget = max_bytes.max(1);
         loop {
-            if let Some(long) = &mut self.long {
-                let steps = (budget >> STEP_BYTES.ilog2()).max(1);
-                let before = out.len();
-                if !long.advance(view.merges, steps, out) {
-                    return Ok(Step::More);
+            if let Some((long, from, to)) = &mut self.long {
+                let window = self.normalized.as_ref().map_or(text.as_bytes(), |n| &n.buf);
+                let word = window.get(*from..*to).unwrap_or_default();
+                let (ids, kept) = (out.len(), long.kept());
+                match long.advance(&compact, &view, word, budget >> LONG_BYTES.ilog2(), out) {
+                    Progress::More => return Ok(Step::More),
+                    Progress::TooLong => return Err(TokenizeError("a word of many million characters".into())),
+                    Progress::Done => {}
                 }
-                budget = budget.saturating_sub(long.symbols().min(steps) << STEP_BYTES.ilog2());
-                self.tokens += out.len() - before;
+                let cost = word.len().saturating_sub(kept).saturating_mul(LONG_BYTES);
+                budget = budget.saturating_sub(cost);
+                self.tokens += out.len() - ids;
                 self.long = None;
             }
             let (end, last) = self.piece();
@@ -203,6 +213,13 @@ impl Run {
                 let more = self.pass(out);
                 if !more {
                     return Ok(Step::Done);
+                }
+                // A rest here lets the caller remember the state at a boundary.
+                if let Some(passed) = self.passed.filter(|at| at.tokens == self.tokens)
+                    && passed.bytes >= self.rested + REST
+                {
+                    self.rested = passed.bytes;
+                    return Ok(Step::More);
                 }
             } else {
                 let before = out.len();
@@ -212,8 +229,7 @@ impl Run {
                 self.tokens += out.len() - before;
                 match stop {
                     Stop::Budget => return Ok(Step::More),
-                    Stop::Long(long) => self.long = Some(long),
-                    Stop::TooLong => return Err(TokenizeError("a word of more than 4 million characters".into())),
+                    Stop::Long(from) => self.long = Some((Stitch::default(), from, self.at)),
                     Stop::End if self.at < end || !last => {
                         if !self.grow(&view)? && self.piece() == (end, last) {
                             return Err(broken());
@@ -260,11 +276,9 @@ fn take_words(
         let end = end.max(*at + 1);
         *budget = budget.saturating_sub(end - *at);
         let word = compact.word(view, words, piece, *at, end, out);
-        *at = end;
-        match word {
-            Word::Given => {}
-            Word::Long(long) => return Stop::Long(long),
-            Word::TooLong => return Stop::TooLong,
+        let begin = std::mem::replace(at, end);
+        if let Word::Long = word {
+            return Stop::Long(begin);
         }
     }
     Stop::End
@@ -300,6 +314,6 @@ impl Encoding for Run {
             Some(normalized) => self.text.len().saturating_sub(normalized.fed) + normalized.buf.len() - self.at,
             None => self.text.len().saturating_sub(self.at),
         };
-        rest + self.long.as_ref().map_or(0, LongWord::symbols)
+        rest + self.long.as_ref().map_or(0, |(long, from, to)| (to - from).saturating_sub(long.kept()))
     }
 }

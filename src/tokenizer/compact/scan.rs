@@ -218,14 +218,7 @@ fn deepseek(classes: Classes<'_>, text: &[u8], at: usize) -> End {
     if class & NUMBER != 0 {
         return digits_run(classes, text, at, 3);
     }
-    if is_cjk(text, at) {
-        let mut end = at;
-        while is_cjk(text, end) {
-            end += 3;
-        }
-        return end.into();
-    }
-    let rest = Rest { classes, text };
+    let rest = Rest { classes, text, cjk: is_cjk(text, at) };
     if let Some(end) = rest.matched(at) {
         return end;
     }
@@ -240,17 +233,19 @@ fn deepseek(classes: Classes<'_>, text: &[u8], at: usize) -> End {
     End { end, seen: (end + 4).min(text.len()) }
 }
 
-/// DeepSeek's third pattern, on what the first two leave: digits and CJK end it like the end of the text.
+/// DeepSeek's third pattern. It cuts what the first two left, but also the CJK runs that the second one found;
+/// either way the piece ends like a text where the other begins, or digits.
 struct Rest<'a> {
     classes: Classes<'a>,
     text: &'a [u8],
+    cjk: bool,
 }
 
 impl Rest<'_> {
     #[inline]
     fn at(&self, at: usize) -> Option<(u8, usize)> {
         let (class, len) = self.classes.at(self.text, at)?;
-        (class & NUMBER == 0 && !(len == 3 && is_cjk(self.text, at))).then_some((class, len))
+        (class & NUMBER == 0 && (len == 3 && is_cjk(self.text, at)) == self.cjk).then_some((class, len))
     }
 
     #[inline]

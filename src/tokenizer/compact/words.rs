@@ -1,15 +1,22 @@
-//! A bounded cache of short words and their ids, with an entry of 32 bytes a word.
+//! A bounded cache of words and their ids: short words in entries of 32 bytes, those that are longer or have more
+//! ids in fewer entries of 72.
 
 use crate::blocks::TokenId;
 
 use super::merge::NONE;
 
-/// Words of up to this many bytes are remembered.
-pub const WORD: usize = 15;
-/// With up to this many ids.
-pub const IDS: usize = 4;
-/// Entries: 1 MiB.
+/// Short words have up to this many bytes,
+const WORD: usize = 15;
+/// and up to this many ids.
+const IDS: usize = 4;
+/// Entries for short words: 1 MiB.
 const ENTRIES: usize = 1 << 15;
+/// Longer words have up to this many bytes,
+const LONG: usize = 32;
+/// and up to this many ids.
+const LONG_IDS: usize = 8;
+/// Entries for longer words: 288 KiB.
+const LONG_ENTRIES: usize = 1 << 12;
 
 /// A word of up to [`WORD`] bytes, zero-padded, its length in the last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,14 +57,24 @@ struct Entry {
     ids: [TokenId; IDS],
 }
 
-/// Two places a word: a hit in the second moves to the first.
+#[derive(Clone, Copy)]
+struct LongEntry {
+    word: [u8; LONG],
+    ids: [TokenId; LONG_IDS],
+    len: u32,
+    count: u32,
+}
+
+/// Short words have two places: a new one takes the first, the older one moves to the second.
 pub struct Words {
     entries: Vec<Entry>,
+    long: Vec<LongEntry>,
 }
 
 impl Default for Words {
     fn default() -> Self {
-        Words { entries: vec![Entry { key: Key(0, 0), ids: [NONE; IDS] }; ENTRIES] }
+        let long = LongEntry { word: [0; LONG], ids: [NONE; LONG_IDS], len: 0, count: 0 };
+        Words { entries: vec![Entry { key: Key(0, 0), ids: [NONE; IDS] }; ENTRIES], long: vec![long; LONG_ENTRIES] }
     }
 }
 
@@ -82,11 +99,32 @@ impl Words {
         false
     }
 
-    /// Remembers a word, if it has few enough ids.
-    pub fn put(&mut self, key: Key, ids: &[TokenId]) {
-        if ids.len() > IDS {
-            return;
+    /// Appends the ids of a word that is too long for a [`Key`] or has too many of them, if it is known.
+    pub fn get_long(&self, word: &[u8], out: &mut Vec<TokenId>) -> bool {
+        match self.long.get(long_slot(word)) {
+            Some(entry) if entry.len as usize == word.len() && entry.word.get(..word.len()) == Some(word) => {
+                out.extend(entry.ids.iter().take(entry.count as usize));
+                entry.count > 0
+            }
+            _ => false,
         }
+    }
+
+    /// Remembers a word, if it is short enough and has few enough ids.
+    pub fn put(&mut self, key: Option<Key>, word: &[u8], ids: &[TokenId]) {
+        match key {
+            Some(key) if ids.len() <= IDS => self.put_short(key, ids),
+            _ if word.len() <= LONG && ids.len() <= LONG_IDS => {
+                let Some(entry) = self.long.get_mut(long_slot(word)) else { return };
+                entry.word.iter_mut().zip(word).for_each(|(to, from)| *to = *from);
+                entry.ids.iter_mut().zip(ids).for_each(|(to, from)| *to = *from);
+                (entry.len, entry.count) = (word.len() as u32, ids.len() as u32);
+            }
+            _ => {}
+        }
+    }
+
+    fn put_short(&mut self, key: Key, ids: &[TokenId]) {
         let mut entry = Entry { key, ids: [NONE; IDS] };
         for (to, from) in entry.ids.iter_mut().zip(ids) {
             *to = *from;
@@ -100,4 +138,12 @@ impl Words {
             *first = entry;
         }
     }
+}
+
+fn long_slot(word: &[u8]) -> usize {
+    let part = |at: usize| word.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |part| u64::from_le_bytes(*part));
+    let last = part(word.len().saturating_sub(8));
+    let mixed =
+        (part(0) ^ last.rotate_left(23)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part(8) ^ part(16).rotate_left(41);
+    ((mixed ^ word.len() as u64).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 40) as usize & (LONG_ENTRIES - 1)
 }

@@ -1,0 +1,224 @@
+//! The parts of a choice and of what follows it: candidates, booking, predictions, receipt.
+
+use hashbrown::HashMap;
+
+use super::book::{BookingId, Load};
+use super::fleet::{AFTER_FIRST_DATA, Ask, Fleet, Flight, Matching, QUIET, SILENT, Target};
+use super::members::{ReplicaIdx, rendezvous};
+use super::peers::Tell;
+use crate::blocks::BlockHash;
+use crate::clock::{MS, Time};
+use crate::feed::record::Trust;
+use crate::index::Held;
+#[cfg(test)]
+use crate::index::Walk;
+#[cfg(test)]
+use crate::routing::rank;
+use crate::routing::{Candidate, CandidateReceipt, Reason, Receipt, Request, Scored, last_token_cap};
+
+/// A replica that is compared, and what it holds of the prompt.
+pub(super) type Seen = (ReplicaIdx, Held);
+
+/// For measurements.
+#[cfg(test)]
+impl Fleet {
+    pub(super) fn knows(&self, hash: BlockHash) -> bool {
+        let columns = self.world.members.iter().filter_map(|(_, r)| r.column);
+        Walk::new(columns).push(&self.world.index, hash, |_, _| 0)
+    }
+
+    pub(super) fn score_only(&self, matching: &Matching, ask: &Ask<'_>) -> usize {
+        let (_, plain, request) = self.candidates(matching, ask);
+        rank(&self.policy, &request, &plain, self.policy.candidates).len()
+    }
+}
+
+impl Fleet {
+    pub(super) fn candidates(&self, matching: &Matching, ask: &Ask<'_>) -> (Vec<Seen>, Vec<Candidate>, Request) {
+        let world = &self.world;
+        let cap = last_token_cap(ask.tokens, matching.block_size);
+        let size = u64::from(matching.block_size);
+        let session = ask.session.filter(|_| self.policy.session > 0.0);
+        let session = session.and_then(|s| rendezvous(s, &matching.candidates, &world.members));
+        let mut seen = Vec::with_capacity(matching.candidates.len());
+        let mut plain = Vec::with_capacity(matching.candidates.len());
+        let current = matching.version == world.members.version();
+        let mut homes = 0.0;
+        for idx in matching.candidates.iter().copied() {
+            let Some(replica) = world.members.get(idx).filter(|r| current || *r.model == *matching.model) else {
+                continue;
+            };
+            let held = match replica.column.filter(|_| replica.block_size == matching.block_size) {
+                Some(column) => matching.walk.held(column),
+                None => Held::default(),
+            };
+            let tokens = |blocks: u32| (u64::from(blocks) * size).min(cap) as f64;
+            let load = world.book.own(idx).plus(self.foreign(idx));
+            let reported = replica.reported.filter(|(_, at)| to_ms(ask.now.since(*at)) <= self.policy.load_max_age_ms);
+            let (others, waiting) = reported.map_or((0, 0), |(report, _)| {
+                let others = report.running.saturating_add(report.waiting).saturating_sub(load.requests);
+                (others, others.min(report.waiting))
+            });
+            let candidate = Candidate {
+                matched: tokens(held.end),
+                cpu: tokens(held.cpu),
+                disk: tokens(held.disk),
+                predicted: tokens(held.predicted),
+                prefill: load.prefill,
+                context: load.context,
+                requests: f64::from(load.requests) + f64::from(others - waiting),
+                waiting: f64::from(waiting),
+                homes: f64::from(world.homes.at(idx)),
+                trust: self.trust(replica.trust, ask.now),
+                session: session == Some(idx),
+            };
+            homes += candidate.homes;
+            seen.push((idx, held));
+            plain.push(candidate);
+        }
+        let mean_homes = homes / seen.len().max(1) as f64;
+        let seed = self.random ^ matching.hashes.last().map_or(0, |h| h.0) ^ ask.now.0.rotate_left(17);
+        (seen, plain, Request { tokens: ask.tokens as f64, mean_homes, seed })
+    }
+
+    pub(super) fn book(
+        &mut self,
+        idx: ReplicaIdx,
+        matching: &Matching,
+        ask: &Ask<'_>,
+        matched: u64,
+        held: Held,
+    ) -> BookingId {
+        let uncached = ask.tokens.saturating_sub(matched) as f64;
+        let id = self.world.book.book(idx, uncached, ask.tokens as f64, ask.now);
+        let flight = Flight {
+            block_size: matching.block_size,
+            matched: u64::from(held.end) * u64::from(matching.block_size),
+            held: held.blocks as usize,
+            hashes: matching.hashes.clone(),
+            settled: false,
+        };
+        if let Some(column) = self.world.members.get(idx).and_then(|r| r.column) {
+            self.world.index.touch(column, flight.hashes.get(..flight.held).unwrap_or_default());
+        }
+        self.world.homes.settle(&flight.hashes, flight.held, idx, ask.now);
+        self.flights.insert(id, flight);
+        self.predict(id, flight_tail(&self.flights, id, usize::MAX));
+        id
+    }
+
+    /// The replica of the booking will hold these blocks.
+    pub(super) fn predict(&mut self, id: BookingId, hashes: Vec<BlockHash>) {
+        let replica = self.world.book.replica(id).and_then(|idx| self.world.members.get(idx));
+        let Some((column, key)) = replica.and_then(|r| Some((r.column?, r.key))) else { return };
+        if !hashes.is_empty() {
+            self.world.predictions.add(id, column, &hashes);
+            self.tells.push(Tell::Predict(id.0, key, hashes));
+        }
+    }
+
+    /// Whether the predictions came true is known, or will be soon.
+    pub(super) fn settle(&mut self, id: BookingId, served: bool, now: Time) {
+        let Some(flight) = self.flights.get_mut(&id).filter(|f| !f.settled) else { return };
+        flight.settled = true;
+        let Some(idx) = self.world.book.replica(id) else { return };
+        if !served {
+            self.world.predictions.drop(id);
+            self.tells.push(Tell::Settle(id.0, 0));
+            return;
+        }
+        if self.world.members.get(idx).is_some_and(|r| r.trust == Trust::NoEvents) {
+            // Nobody will tell: take it for held.
+            self.world.used(idx, &flight.hashes);
+        }
+        self.world.predictions.expire(id, now.after(AFTER_FIRST_DATA));
+        self.tells.push(Tell::Settle(id.0, to_ms(AFTER_FIRST_DATA) as u32));
+    }
+
+    pub(super) fn foreign(&self, idx: ReplicaIdx) -> Load {
+        self.world.foreign.get(usize::from(idx.0)).copied().unwrap_or_default()
+    }
+
+    /// Trust, this VM's own state included.
+    pub(super) fn trust(&self, trust: Trust, now: Time) -> Trust {
+        let age = self.sync.feed_age(now).unwrap_or(u64::MAX);
+        match trust {
+            Trust::Exact if age > SILENT => Trust::Stale,
+            Trust::CatchingUp if age > SILENT => Trust::Stale,
+            Trust::Exact if !self.sync.synced() || age > QUIET => Trust::CatchingUp,
+            other => other,
+        }
+    }
+
+    pub(super) fn receipt(
+        &self,
+        matching: &Matching,
+        ask: &Ask<'_>,
+        (seen, plain): (&[Seen], &[Candidate]),
+        scored: &[Scored],
+        pick: &Target,
+        reason: Reason,
+    ) -> Receipt {
+        let one = |s: &Scored| {
+            let ((idx, held), c) = (seen.get(s.candidate)?, plain.get(s.candidate)?);
+            let replica = self.world.members.get(*idx)?;
+            let load = self.world.book.own(*idx).plus(self.foreign(*idx));
+            Some(CandidateReceipt {
+                address: replica.address.to_string(),
+                rank: replica.rank,
+                trust: c.trust.label(),
+                matched_blocks: held.blocks,
+                matched: c.matched as u64,
+                predicted: c.predicted as u64,
+                credit: s.credit as u64,
+                uncached: ask.tokens.saturating_sub(c.matched as u64),
+                booked_requests: load.requests,
+                booked_prefill: load.prefill as u64,
+                booked_context: load.context as u64,
+                reported_running: replica.reported.map(|(l, _)| l.running),
+                reported_waiting: replica.reported.map(|(l, _)| l.waiting),
+                reported_age_ms: replica.reported.map(|(_, at)| to_ms(ask.now.since(at))),
+                homes: c.homes as u32,
+                cost: s.cost,
+            })
+        };
+        Receipt {
+            model: matching.model.to_string(),
+            prompt_tokens: ask.tokens,
+            estimated: ask.estimated,
+            known_blocks: matching.hashes.len() as u32,
+            compared: seen.len(),
+            pick: pick.address.to_string(),
+            reason,
+            synced: self.sync.synced(),
+            feed_age_ms: self.feed_age(ask.now).map(to_ms),
+            candidates: scored.iter().filter_map(one).collect(),
+        }
+    }
+}
+
+pub(super) fn reason(scored: &[Scored], candidates: &[Candidate]) -> Reason {
+    let (Some(best), Some(second)) = (scored.first(), scored.get(1)) else { return Reason::Only };
+    let matched = |at: usize| candidates.get(at).map_or(0.0, |c| c.matched);
+    let others = candidates.iter().enumerate().filter(|(at, _)| *at != best.candidate);
+    let most = others.map(|(_, c)| c.matched).fold(0.0, f64::max);
+    if matched(best.candidate) > most {
+        Reason::Cache
+    } else if second.cost.round() > best.cost.round() {
+        Reason::Load
+    } else {
+        Reason::Tie
+    }
+}
+
+/// The last `count` hashes of a flight, without those that were held at the pick.
+pub(super) fn flight_tail(flights: &HashMap<BookingId, Flight>, id: BookingId, count: usize) -> Vec<BlockHash> {
+    let Some(flight) = flights.get(&id) else { return Vec::new() };
+    let from = flight.hashes.len().saturating_sub(count).max(flight.held);
+    flight.hashes.get(from..).map(<[_]>::to_vec).unwrap_or_default()
+}
+
+#[allow(clippy::integer_division_remainder_used)] // the divisor is a constant
+pub(super) fn to_ms(nanoseconds: u64) -> u64 {
+    nanoseconds / MS
+}
