@@ -100,9 +100,11 @@ fn fill(model: &Model<'_>, api: Api, body: &Body, now: u64, out: &mut Explanatio
     out.cache_salt = prepared.cache_salt.is_some();
     out.open_ended = prepared.open_ended;
     let Tokens { mut ids, mut ends } = tokenize(model, &prepared)?;
-    if let PromptInput::Text(text) = prepared.input {
-        out.prompt = Some(text);
-    }
+    out.prompt = match prepared.input {
+        PromptInput::Text(text) => Some(text),
+        PromptInput::Pieces(pieces) => Some(pieces.concat()),
+        PromptInput::Ids(_) => None,
+    };
     if let Some(cut) = prepared.truncate {
         let added = if prepared.add_special_tokens { model.specials_in_front } else { 0 };
         truncate(&mut ids, cut, added);
@@ -131,14 +133,24 @@ struct Tokens {
 }
 
 fn tokenize(model: &Model<'_>, prepared: &Prepared) -> Result<Tokens, NoKeyReason> {
-    let text = match &prepared.input {
+    let pieces = match &prepared.input {
         PromptInput::Ids(ids) => return Ok(Tokens { ids: ids.clone(), ends: Vec::new() }),
-        PromptInput::Text(text) => text,
+        PromptInput::Text(text) => std::slice::from_ref(text),
+        PromptInput::Pieces(pieces) => pieces,
     };
-    let ids = model.tokenizer.clone().encode(text, prepared.add_special_tokens);
-    let ids = ids.map_err(|error| NoKeyReason::new(NoKey::TokenizerError, error.0))?;
-    let ends = model.tokenizer.ends(text, prepared.add_special_tokens).unwrap_or_default();
-    Ok(Tokens { ends: if ends.len() == ids.len() { ends } else { Vec::new() }, ids })
+    let (mut all, mut before) = (Tokens { ids: Vec::new(), ends: Vec::new() }, 0);
+    for text in pieces {
+        let ids = model.tokenizer.clone().encode(text, prepared.add_special_tokens);
+        let ids = ids.map_err(|error| NoKeyReason::new(NoKey::TokenizerError, error.0))?;
+        let ends = model.tokenizer.ends(text, prepared.add_special_tokens).unwrap_or_default();
+        all.ids.extend(ids);
+        all.ends.extend(ends.into_iter().map(|end| end + before));
+        before += text.len();
+    }
+    if all.ends.len() != all.ids.len() {
+        all.ends.clear();
+    }
+    Ok(all)
 }
 
 /// The engine's cut. `in_front` ids were added by the tokenizer and survive where no side was given.

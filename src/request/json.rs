@@ -17,5 +17,11 @@ pub fn to_json_text(value: &Json) -> String {
     crate::template::python::to_json(value)
 }
 
+/// `json.dumps(value)`
+pub fn to_ascii_json_text(value: &Json) -> String {
+    let style = crate::template::python::JsonStyle { ensure_ascii: true, ..Default::default() };
+    crate::template::python::dump_json(value, &style)
+}
+
 #[cfg(test)]
 mod tests;

@@ -49,6 +49,14 @@ impl Limits {
         Ok(limits)
     }
 
+    /// Reads the fields of chat completions of gpt-oss, where truncation has no effect.
+    pub fn harmony(body: &JsonMap, profile: &Profile, max_model_len: Option<u64>) -> Result<Limits, NoKeyReason> {
+        let mut limits = Limits::plain(body, profile, max_model_len)?;
+        let output = optional_int(body, "max_completion_tokens")?.or(optional_int(body, "max_tokens")?);
+        limits.max_output_tokens = output.and_then(|tokens| u64::try_from(tokens).ok());
+        Ok(limits)
+    }
+
     /// Reads the fields of messages.
     pub fn messages(body: &JsonMap, profile: &Profile, max_model_len: Option<u64>) -> Result<Limits, NoKeyReason> {
         let mut limits = Limits::plain(body, profile, max_model_len)?;

@@ -4,7 +4,7 @@ use super::chat::Chat;
 use super::chat_completions::effort_fields;
 use super::field::{bad, optional_map, optional_str, unsupported};
 use super::flags::EngineFlags;
-use super::json::{Json, JsonMap, Text, to_json_text};
+use super::json::{Json, JsonMap, Text, to_ascii_json_text};
 use super::profile::Profile;
 use super::tools::{dump_tools, require_parser};
 use crate::nokey::NoKeyReason;
@@ -196,7 +196,7 @@ fn tool_use(block: &JsonMap) -> Result<Json, NoKeyReason> {
     let id = id.ok_or_else(|| unsupported("messages: a tool_use block without an id gets one from the clock"))?;
     let input = match block.get_some("input") {
         None => "{}".to_owned(),
-        Some(input @ Json::Map(_)) => to_json_text(input),
+        Some(input @ Json::Map(_)) => to_ascii_json_text(input),
         Some(_) => return Err(bad("messages: the input of a tool_use block is no object")),
     };
     let function = Json::map(vec![

@@ -6,6 +6,7 @@ mod chat_completions;
 mod completions;
 mod field;
 mod flags;
+mod harmony;
 pub mod json;
 mod limits;
 mod message;
@@ -27,6 +28,9 @@ use crate::blocks::TokenId;
 pub enum PromptInput {
     /// Rendered text that is still to be tokenized.
     Text(String),
+    /// Rendered text in pieces: each is tokenized on its own, and the ids follow one another. Where a message
+    /// spells a special token that is none to the engine, the cut is inside of it.
+    Pieces(Vec<String>),
     /// Ids given by the client, used verbatim.
     Ids(Vec<TokenId>),
 }

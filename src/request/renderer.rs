@@ -2,15 +2,15 @@
 
 use super::chat::{Chat, Setup, Templates};
 use super::chat_completions::effort_fields;
-use super::field::bad;
+use super::field::{bad, optional_map, optional_str};
 use super::json::{self, Json, JsonMap, Text};
 use super::limits::{Limits, reused_ids};
 use super::message::has_media;
 use super::messages::{self, Habits};
-use super::profile::Profile;
-use super::{Api, EngineFlags, Prepared, PromptInput, chat_completions, completions, responses};
+use super::profile::{Engine, Profile};
+use super::{Api, EngineFlags, Prepared, PromptInput, chat_completions, completions, harmony, responses};
 use crate::nokey::{NoKey, NoKeyReason};
-use crate::template::{ChatTemplates, ContentFormat, Template, TemplateSource};
+use crate::template::{ChatTemplates, Clock, ContentFormat, Template, TemplateSource};
 
 /// A parsed request body.
 #[derive(Debug)]
@@ -45,6 +45,7 @@ pub struct Renderer {
     setup: Setup,
     flags: EngineFlags,
     habits: Habits,
+    is_harmony: bool,
     max_model_len: Option<u64>,
     warnings: Vec<String>,
 }
@@ -54,6 +55,9 @@ impl Renderer {
     /// template needs that cannot be rendered exactly here.
     pub fn new(source: TemplateSource, flags: &EngineFlags) -> Result<Renderer, String> {
         let (profile, version_warning) = Profile::of(flags)?;
+        if !matches!(flags.tokenizer_mode.as_str(), "auto" | "hf" | "slow") {
+            return Err(format!("tokenizer_mode: \"{}\" renders without a chat template", flags.tokenizer_mode));
+        }
         let templates = compile(source.chat_template.as_ref(), flags.chat_template.as_deref())?;
         let mut warnings: Vec<String> = version_warning.into_iter().collect();
         for template in [&templates.default, &templates.tool_use].into_iter().flatten() {
@@ -78,8 +82,19 @@ impl Renderer {
             utc_offset_minutes: flags.utc_offset_minutes,
         };
         let max_model_len = flags.max_model_len.or(source.max_model_len);
-        let habits = habits(&setup, flags);
-        Ok(Renderer { setup, flags: flags.clone(), habits, max_model_len, warnings })
+        let is_harmony = source.model_type.as_deref() == Some("gpt_oss") && profile.engine == Engine::Vllm;
+        let mut habits = habits(&setup, flags);
+        let mut flags = flags.clone();
+        if is_harmony {
+            warnings.push("harmony prints the date: all keys change at the engine's midnight".to_owned());
+            // Its parser is always there, and it refuses the effort "none".
+            flags.tool_call_parser.get_or_insert_with(|| "openai".to_owned());
+            habits.merges_inline_system = profile.takes_inline_system;
+            if flags.anthropic_disabled_thinking_effort.as_deref().unwrap_or("auto") == "auto" {
+                habits.disabled_effort = profile.maps_disabled_thinking.then(|| "low".to_owned());
+            }
+        }
+        Ok(Renderer { setup, flags, habits, is_harmony, max_model_len, warnings })
     }
 
     /// What an operator should know of this model: a template that prints the date or the time, an engine
@@ -94,6 +109,9 @@ impl Renderer {
         let body = body.map();
         let profile = &self.setup.profile;
         match api {
+            Api::ChatCompletions | Api::Messages | Api::Responses if self.is_harmony => {
+                self.harmony(api, body, now_unix_seconds)
+            }
             Api::Completions => {
                 let limits = Limits::of(body, true, profile, self.max_model_len)?;
                 limits.prepared(completions::read(body)?, false)
@@ -114,6 +132,46 @@ impl Renderer {
                 self.finish(body, limits, &chat, now_unix_seconds)
             }
         }
+    }
+
+    fn harmony_date(&self, now: u64) -> String {
+        let clock = Clock { unix_seconds: now, offset_minutes: self.flags.utc_offset_minutes };
+        clock.local().format("%Y-%m-%d").unwrap_or_default()
+    }
+
+    /// gpt-oss. Truncation, continuation and template arguments have no effect over chat and messages.
+    fn harmony(&self, api: Api, body: &JsonMap, now: u64) -> Result<Prepared, NoKeyReason> {
+        let profile = &self.setup.profile;
+        let date = self.harmony_date(now);
+        let effort = |name: &str| optional_map(body, "reasoning")?.map_or(Ok(None), |map| optional_str(map, name));
+        let (mut limits, input) = match api {
+            Api::Responses => {
+                responses::stateless(body)?;
+                let limits = Limits::responses(body, profile, self.max_model_len)?;
+                (limits, harmony::responses(body, effort("effort")?, &date)?)
+            }
+            _ => {
+                let (limits, chat) = match api {
+                    Api::Messages => (
+                        Limits::messages(body, profile, self.max_model_len)?,
+                        messages::read(body, profile, &self.flags, &self.habits)?,
+                    ),
+                    _ => (
+                        Limits::harmony(body, profile, self.max_model_len)?,
+                        chat_completions::read(body, profile, &self.flags)?,
+                    ),
+                };
+                let effort = chat.fields.iter().find(|(key, _)| key.as_str() == "reasoning_effort");
+                let effort = effort.and_then(|(_, value)| value.as_str());
+                let input = match reused_ids(body, profile)? {
+                    Some(ids) => PromptInput::Ids(ids),
+                    None => harmony::chat(&chat.messages, chat.tools.as_deref(), effort, &date)?,
+                };
+                (limits, input)
+            }
+        };
+        limits.add_special_tokens = false;
+        limits.prepared(input, false)
     }
 
     fn finish(&self, body: &JsonMap, limits: Limits, chat: &Chat, now: u64) -> Result<Prepared, NoKeyReason> {

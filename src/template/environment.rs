@@ -128,6 +128,7 @@ fn add_filters(env: &mut Environment<'static>) {
             None => text::call(&string_of(&value), "strip", &chars),
         }
     });
+    env.add_filter("join", join);
     env.add_filter("default", default);
     env.add_filter("d", default);
     for name in ["escape", "e", "forceescape"] {
@@ -173,6 +174,30 @@ fn to_json(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     }
     kwargs.assert_all_used()?;
     dump_value(&value, &style).map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}")))
+}
+
+fn join(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let (args, kwargs) = split_kwargs(&args)?;
+    let argument = |at: usize, name: &str| match args.get(at) {
+        Some(value) => Ok(Some(value.clone())),
+        None => kwargs.get::<Option<Value>>(name),
+    };
+    let (separator, attribute) = (argument(0, "d")?, argument(1, "attribute")?);
+    kwargs.assert_all_used()?;
+    let separator = separator.as_ref().map(string_of).unwrap_or_default();
+    let mut out = String::new();
+    for (at, item) in iterated(value)?.try_iter()?.enumerate() {
+        fuel::spend(1)?;
+        if at > 0 {
+            out.push_str(&separator);
+        }
+        match &attribute {
+            Some(attribute) => write_value_str(&mut out, &item.get_item(attribute)?),
+            None => write_value_str(&mut out, &item),
+        }
+    }
+    Ok(out)
 }
 
 fn default(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
@@ -232,6 +257,7 @@ fn add_tests(env: &mut Environment<'static>) {
         ValueKind::Iterable => value.len().is_some(),
         _ => false,
     });
+    env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain && value.downcast_object_ref::<Number>().is_none());
     env.add_test("float", is_float);
     env.add_test("integer", is_integer);
     env.add_test("number", |value: &Value| is_float(value) || is_integer(value) || value.kind() == ValueKind::Bool);

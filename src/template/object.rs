@@ -64,12 +64,38 @@ impl Json {
     }
 }
 
-impl Object for JsonMap {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.get_value_by_str(key.as_str()?)
+/// A method that is named but not called: true, defined, and of no use. Printing it would print an address.
+#[derive(Debug)]
+struct BoundMethod;
+
+impl Object for BoundMethod {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
     }
 
+    fn render(self: &Arc<Self>, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fuel::exhaust();
+        Ok(())
+    }
+}
+
+fn is_method(name: &str) -> bool {
+    const METHODS: [&str; 11] = [
+        "items", "keys", "values", "get", "pop", "copy", "update", "clear", "popitem", "setdefault", "fromkeys",
+    ];
+    METHODS.contains(&name)
+}
+
+impl Object for JsonMap {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get(key.as_str()?).map(Json::to_value)
+    }
+
+    /// An attribute: in Jinja2, those of Python's dict come before the keys. `d["items"]` is a key.
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        if is_method(key) {
+            return Some(Value::from_object(BoundMethod));
+        }
         self.get(key).map(Json::to_value)
     }
 
@@ -130,6 +156,28 @@ impl Object for JsonSeq {
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         Enumerator::Seq(self.0.len())
+    }
+
+    fn call_method(
+        self: &Arc<Self>,
+        _state: &mut State<'_, '_>,
+        method: &str,
+        args: &[Value],
+    ) -> Result<Value, Error> {
+        match (method, args) {
+            ("copy", []) => Ok(Value::from_dyn_object(DynObject::new(self.clone()))),
+            ("count" | "index", [wanted]) => {
+                fuel::spend(self.0.len())?;
+                let mut places = self.0.iter().enumerate().filter(|(_, item)| item.to_value() == *wanted);
+                match method {
+                    "count" => Ok(Value::from(places.count())),
+                    _ => places.next().map(|(at, _)| Value::from(at)).ok_or_else(|| {
+                        Error::new(ErrorKind::InvalidOperation, "the list has no such item")
+                    }),
+                }
+            }
+            _ => Err(Error::from(ErrorKind::UnknownMethod)),
+        }
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {

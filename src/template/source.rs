@@ -57,7 +57,7 @@ impl TemplateSource {
             model_type: text(config.and_then(|config| config.get("model_type"))),
             architectures: architectures.into_iter().flatten().filter_map(|name| text(Some(name))).collect(),
             tokenizer_class: text(tokenizer_config.get("tokenizer_class")),
-            max_model_len: config.and_then(max_model_len),
+            max_model_len: config.and_then(|config| max_model_len(config, tokenizer_config)),
         })
     }
 }
@@ -108,7 +108,69 @@ fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content").and_then(Value::as_str))
 }
 
-fn max_model_len(config: &Value) -> Option<u64> {
-    let text_config = config.get("text_config").unwrap_or(config);
-    text_config.get("max_position_embeddings").and_then(Value::as_u64)
+/// vLLM's derivation: the positions of config.json, scaled where the scaling is not already in them, and at most
+/// the tokenizer's `model_max_length`. `None` where config.json does not say.
+fn max_model_len(config: &Value, tokenizer_config: &Value) -> Option<u64> {
+    const SCALED_ALREADY: [&str; 6] = ["su", "longrope", "llama3", "yarn", "deepseek_yarn", "default"];
+    let text_config = config.get("text_config").filter(|nested| nested.is_object()).unwrap_or(config);
+    let mut length = text_config.get("max_position_embeddings").and_then(Value::as_u64)?;
+    let rope = ["rope_scaling", "rope_parameters"].into_iter().find_map(|name| text_config.get(name));
+    if let Some(rope) = rope.filter(|rope| rope.is_object()) {
+        let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str);
+        if let Some(factor) = rope.get("factor").and_then(Value::as_f64)
+            && !kind.is_some_and(|kind| SCALED_ALREADY.contains(&kind))
+        {
+            length = (length as f64 * factor) as u64;
+        }
+    }
+    let bound = tokenizer_config.get("model_max_length").and_then(Value::as_f64).unwrap_or(f64::INFINITY);
+    Some(if (length as f64) > bound { bound as u64 } else { length })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn chat_template_jinja_wins_and_lists_are_named() {
+        let config = json!({"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]});
+        let source = TemplateSource::from_files(&config, None, None, None).unwrap();
+        let named = [("default", "a"), ("tool_use", "b")].map(|(name, text)| (name.to_owned(), text.to_owned()));
+        assert_eq!(source.chat_template, Some(ChatTemplates::Named(named.into())));
+        let source = TemplateSource::from_files(&config, Some("c"), None, None).unwrap();
+        assert_eq!(source.chat_template, Some(ChatTemplates::Single("c".to_owned())));
+        assert!(TemplateSource::from_files(&json!({"chat_template": 5}), None, None, None).is_err());
+        let json = serde_json::to_string(&source).unwrap();
+        assert_eq!(serde_json::from_str::<TemplateSource>(&json).unwrap(), source);
+    }
+
+    #[test]
+    fn special_tokens_are_those_that_templates_see() {
+        let config = json!({
+            "bos_token": {"content": "<s>"}, "eos_token": "</s>", "unk_token": null, "boi_token": "x",
+            "additional_special_tokens": ["<a>"], "extra_special_tokens": {"image_token": "<i>"}
+        });
+        let map = json!({"unk_token": "<unk>", "pad_token": "<pad>"});
+        let of = |config: &Value| TemplateSource::from_files(config, None, None, Some(&map)).unwrap().special_tokens;
+        let names = |tokens: BTreeMap<String, String>| tokens.into_keys().collect::<Vec<_>>();
+        assert_eq!(names(of(&config)), ["bos_token", "eos_token", "image_token", "pad_token"]);
+        let mut newer = config.clone();
+        newer["added_tokens_decoder"] = json!({});
+        assert_eq!(names(of(&newer)), ["bos_token", "eos_token", "image_token"]);
+    }
+
+    #[test]
+    fn the_context_length_is_the_engines() {
+        let of = |config: Value, tokenizer: Value| max_model_len(&config, &tokenizer);
+        assert_eq!(of(json!({"max_position_embeddings": 40960}), json!({"model_max_length": 131072})), Some(40960));
+        assert_eq!(of(json!({"max_position_embeddings": 40960}), json!({"model_max_length": 8192})), Some(8192));
+        assert_eq!(of(json!({"max_position_embeddings": 40960}), json!({"model_max_length": 1e30})), Some(40960));
+        let linear = json!({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2.0}});
+        assert_eq!(of(linear, json!({})), Some(8192));
+        let yarn = json!({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}});
+        assert_eq!(of(yarn, json!({})), Some(4096));
+        assert_eq!(of(json!({"text_config": {"max_position_embeddings": 7}}), json!({})), Some(7));
+        assert_eq!(of(json!({}), json!({"model_max_length": 8192})), None);
+    }
 }

@@ -1,5 +1,7 @@
 //! Python's string methods that templates call.
 
+mod format;
+
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
@@ -81,6 +83,9 @@ impl Args<'_> {
 /// Calls method `name` of `text`.
 pub fn call(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let (positional, kwargs) = split_kwargs(args)?;
+    if name == "format" {
+        return format::format(text, positional, &kwargs).map(Value::from);
+    }
     let args = Args { positional, kwargs };
     let value = match name {
         "strip" | "lstrip" | "rstrip" => {
@@ -95,8 +100,11 @@ pub fn call(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
             Value::from(split(text, separator.as_ref().and_then(Value::as_str), limit, name == "rsplit")?)
         }
         "startswith" | "endswith" => {
-            args.end(1)?;
+            let start = args.integer(1, "")?.and_then(|start| usize::try_from(start).ok());
+            args.end(2)?;
             let affixes = args.get(0, "")?.ok_or_else(|| invalid("expected a string"))?;
+            let skipped = start.map_or(Some(0), |start| text.char_indices().map(|(at, _)| at).nth(start));
+            let text = skipped.and_then(|at| text.get(at..)).unwrap_or_default();
             let test = |affix: &Value| match affix.as_str() {
                 Some(affix) if name == "startswith" => Ok(text.starts_with(affix)),
                 Some(affix) => Ok(text.ends_with(affix)),
@@ -342,6 +350,7 @@ fn class(text: &str, name: &str) -> Result<bool, Error> {
         "isascii" => text.is_ascii(),
         // Beyond ASCII, Python's classes of digits are not Rust's.
         "isdigit" | "isdecimal" | "isnumeric" if text.is_ascii() => all(|c| c.is_ascii_digit()),
+        "isnumeric" if text.chars().all(|c| !c.is_numeric()) => false,
         "isalnum" if text.is_ascii() => all(|c| c.is_ascii_alphanumeric()),
         "isupper" => text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase),
         "islower" => text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase),

@@ -55,7 +55,7 @@ fn vllm_level() {
             Err(reason) => tally.fail(format!("{case}: {reason}")),
         }
     }
-    tally.finish();
+    assert_eq!(tally.finish(), 0);
 }
 
 /// The body of each input as it stands in the file: a JSON library would lose its spelling of numbers.
@@ -94,7 +94,7 @@ fn recorded_requests() {
             .or_insert_with(|| tokenizers::Tokenizer::from_file(models.join("tokenizer.json")).expect("a tokenizer"));
         failed += run_file(path, &set, &models, tokenizer);
     }
-    let _ = failed;
+    assert_eq!(failed, 0);
 }
 
 fn run_file(path: &Path, set: &str, models: &Path, tokenizer: &tokenizers::Tokenizer) -> usize {
@@ -168,7 +168,12 @@ fn run_case(
         }
     };
     let expected_text = case.get("prompt").or(case.get("decoded")).and_then(Value::as_str);
-    if let (Some(expected), PromptInput::Text(text)) = (expected_text, &prepared.input)
+    let text = match &prepared.input {
+        PromptInput::Text(text) => Some(text.clone()),
+        PromptInput::Pieces(pieces) => Some(pieces.concat()),
+        PromptInput::Ids(_) => None,
+    };
+    if let (Some(expected), Some(text)) = (expected_text, &text)
         && expected != text
         // The recorded text of a truncated prompt is that of its ids.
         && prepared.truncate.is_none()
@@ -205,6 +210,7 @@ fn ids(prepared: &Prepared, tokenizer: &tokenizers::Tokenizer) -> Vec<u32> {
     let encode = |text: &str, special| tokenizer.encode(text, special).unwrap().get_ids().to_vec();
     let (all, added) = match &prepared.input {
         PromptInput::Ids(ids) => (ids.clone(), 0),
+        PromptInput::Pieces(pieces) => (pieces.iter().flat_map(|piece| encode(piece, false)).collect(), 0),
         PromptInput::Text(text) => {
             let all = encode(text, prepared.add_special_tokens);
             let added = all.len() - encode(text, false).len();

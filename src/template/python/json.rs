@@ -42,6 +42,13 @@ pub fn to_json(value: &Json) -> String {
     writer.out
 }
 
+/// `json.dumps(value)` with arguments.
+pub fn dump_json(value: &Json, style: &JsonStyle) -> String {
+    let mut writer = Writer { out: String::new(), style };
+    writer.json(value, 0);
+    writer.out
+}
+
 /// Dumps a template value; `Err` where Python raises.
 pub fn dump_value(value: &Value, style: &JsonStyle) -> Result<String, String> {
     let mut writer = Writer { out: String::new(), style };
