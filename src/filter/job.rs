@@ -193,6 +193,10 @@ impl Job {
         self.chain = Some(Chain::new(root, model.config.block_size));
         self.stage = match input {
             PromptInput::Ids(ids) => Stage::Ids(ids, 0),
+            // A job tokenizes one text; such prompts (gpt-oss, a message that spells a special token) are rare.
+            PromptInput::Pieces(_) => {
+                return Err(NoKeyReason::new(NoKey::Unsupported, "a message spells a special token"));
+            }
             PromptInput::Text(text) => {
                 let bytes = text.len();
                 let text: Rc<str> = text.into();

@@ -67,6 +67,14 @@ impl PackTokenizer {
         let prepared = self.renderer.prepare(api, &Body::parse(body)?, now)?;
         let mut ids = match prepared.input {
             PromptInput::Ids(ids) => ids,
+            PromptInput::Pieces(pieces) => {
+                let mut ids = Vec::new();
+                for piece in &pieces {
+                    let more = self.tokenizer.clone().encode(piece, prepared.add_special_tokens);
+                    ids.extend(more.map_err(|error| NoKeyReason::new(NoKey::TokenizerError, error.0))?);
+                }
+                ids
+            }
             PromptInput::Text(text) => self
                 .tokenizer
                 .clone()

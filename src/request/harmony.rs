@@ -65,7 +65,12 @@ struct Preamble<'a> {
 }
 
 /// The prompt of a chat, in the shape of chat completions.
-pub fn chat(messages: &[Json], tools: Option<&[Json]>, effort: Option<&str>, date: &str) -> Result<PromptInput, NoKeyReason> {
+pub fn chat(
+    messages: &[Json],
+    tools: Option<&[Json]>,
+    effort: Option<&str>,
+    date: &str,
+) -> Result<PromptInput, NoKeyReason> {
     let messages = maps(messages, "messages")?;
     let (instructions, rest) = peel_instructions(&messages);
     let functions = tools.unwrap_or_default().iter().filter_map(|tool| tool.as_map()?.get("function")?.as_map());
@@ -96,7 +101,9 @@ pub fn responses(body: &JsonMap, effort: Option<&str>, date: &str) -> Result<Pro
     let mut functions = Vec::new();
     for tool in body.get_some("tools").and_then(Json::as_seq).unwrap_or_default() {
         match tool.as_map() {
-            Some(tool) if tool.get("type").and_then(Json::as_str) == Some("function") => functions.push(function(tool)?),
+            Some(tool) if tool.get("type").and_then(Json::as_str) == Some("function") => {
+                functions.push(function(tool)?)
+            }
             _ => return Err(unsupported("tools: others than functions, with harmony")),
         }
     }
@@ -193,7 +200,9 @@ fn tools_section(functions: &[Function<'_>]) -> Result<String, NoKeyReason> {
             out.push_str(&format!("// {line}\n"));
         }
         match function.parameters {
-            Some(parameters) => out.push_str(&format!("type {} = (_: {}) => any;\n\n", function.name, type_of(parameters)?)),
+            Some(parameters) => {
+                out.push_str(&format!("type {} = (_: {}) => any;\n\n", function.name, type_of(parameters)?))
+            }
             None => out.push_str(&format!("type {} = () => any;\n\n", function.name)),
         }
     }
@@ -205,7 +214,9 @@ fn tools_section(functions: &[Function<'_>]) -> Result<String, NoKeyReason> {
 fn call_names<'a>(messages: &[&'a JsonMap]) -> std::collections::HashMap<&'a str, &'a str> {
     let calls = messages.iter().filter_map(|message| message.get("tool_calls")?.as_seq()).flatten();
     let calls = calls.filter_map(Json::as_map);
-    calls.filter_map(|call| Some((text_field(call, "id")?, text_field(call.get("function")?.as_map()?, "name")?))).collect()
+    calls
+        .filter_map(|call| Some((text_field(call, "id")?, text_field(call.get("function")?.as_map()?, "name")?)))
+        .collect()
 }
 
 fn chat_message(
@@ -329,7 +340,11 @@ fn render(messages: Vec<Message>) -> PromptInput {
         }
         pieces.special("<|message|>");
         pieces.text(&message.text);
-        pieces.special(if message.author == "assistant" && message.recipient.is_some() { "<|call|>" } else { "<|end|>" });
+        pieces.special(if message.author == "assistant" && message.recipient.is_some() {
+            "<|call|>"
+        } else {
+            "<|end|>"
+        });
     }
     pieces.special("<|start|>");
     pieces.text("assistant");

@@ -2,6 +2,7 @@
 //! and whether it needs something that cannot be rendered exactly.
 
 mod markup;
+mod unknown;
 mod walk;
 
 use minijinja::machinery::ast::{CallArg, Expr, Stmt};
@@ -45,6 +46,9 @@ impl Facts {
             return Err(format!(
                 "line {line}: '+' with a value of the filter 'safe' or 'escape' (Python escapes HTML there)"
             ));
+        }
+        if let Some(error) = unknown::first(&nodes) {
+            return Err(error);
         }
         Ok(Facts {
             content_format: detect_format(&nodes).unwrap_or(ContentFormat::String),

@@ -257,7 +257,9 @@ fn add_tests(env: &mut Environment<'static>) {
         ValueKind::Iterable => value.len().is_some(),
         _ => false,
     });
-    env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain && value.downcast_object_ref::<Number>().is_none());
+    env.add_test("callable", |value: &Value| {
+        value.kind() == ValueKind::Plain && value.downcast_object_ref::<Number>().is_none()
+    });
     env.add_test("float", is_float);
     env.add_test("integer", is_integer);
     env.add_test("number", |value: &Value| is_float(value) || is_integer(value) || value.kind() == ValueKind::Bool);

@@ -80,9 +80,8 @@ impl Object for BoundMethod {
 }
 
 fn is_method(name: &str) -> bool {
-    const METHODS: [&str; 11] = [
-        "items", "keys", "values", "get", "pop", "copy", "update", "clear", "popitem", "setdefault", "fromkeys",
-    ];
+    const METHODS: [&str; 11] =
+        ["items", "keys", "values", "get", "pop", "copy", "update", "clear", "popitem", "setdefault", "fromkeys"];
     METHODS.contains(&name)
 }
 
@@ -158,12 +157,7 @@ impl Object for JsonSeq {
         Enumerator::Seq(self.0.len())
     }
 
-    fn call_method(
-        self: &Arc<Self>,
-        _state: &mut State<'_, '_>,
-        method: &str,
-        args: &[Value],
-    ) -> Result<Value, Error> {
+    fn call_method(self: &Arc<Self>, _state: &mut State<'_, '_>, method: &str, args: &[Value]) -> Result<Value, Error> {
         match (method, args) {
             ("copy", []) => Ok(Value::from_dyn_object(DynObject::new(self.clone()))),
             ("count" | "index", [wanted]) => {
@@ -171,9 +165,10 @@ impl Object for JsonSeq {
                 let mut places = self.0.iter().enumerate().filter(|(_, item)| item.to_value() == *wanted);
                 match method {
                     "count" => Ok(Value::from(places.count())),
-                    _ => places.next().map(|(at, _)| Value::from(at)).ok_or_else(|| {
-                        Error::new(ErrorKind::InvalidOperation, "the list has no such item")
-                    }),
+                    _ => places
+                        .next()
+                        .map(|(at, _)| Value::from(at))
+                        .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "the list has no such item")),
                 }
             }
             _ => Err(Error::from(ErrorKind::UnknownMethod)),

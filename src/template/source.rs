@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn chat_template_jinja_wins_and_lists_are_named() {
-        let config = json!({"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]});
+        let config =
+            json!({"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]});
         let source = TemplateSource::from_files(&config, None, None, None).unwrap();
         let named = [("default", "a"), ("tool_use", "b")].map(|(name, text)| (name.to_owned(), text.to_owned()));
         assert_eq!(source.chat_template, Some(ChatTemplates::Named(named.into())));

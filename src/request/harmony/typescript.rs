@@ -50,7 +50,8 @@ fn write_type(out: &mut String, schema: &Json, indent: &str) -> Result<(), NoKey
         Some("object") => return write_object(out, schema, indent),
         Some("string") => {
             let values = list(schema, "enum").unwrap_or_default();
-            let values: Vec<String> = values.iter().filter_map(Json::as_str).map(|value| format!("\"{value}\"")).collect();
+            let values: Vec<String> =
+                values.iter().filter_map(Json::as_str).map(|value| format!("\"{value}\"")).collect();
             out.push_str(if values.is_empty() { "string" } else { "" });
             out.push_str(&values.join(" | "));
         }
