@@ -2,6 +2,7 @@
 
 mod ask;
 mod bridge;
+mod demo;
 mod explain;
 mod inspect;
 mod load;
@@ -24,6 +25,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::Args),
     Bridge(bridge::Args),
     Pack(pack::PackArgs),
     Explain(explain::ExplainArgs),
@@ -38,6 +40,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
+        Command::Demo(args) => demo::run(args),
         Command::Bridge(args) => bridge::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Explain(args) => explain::run(args),

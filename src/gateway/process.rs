@@ -257,7 +257,8 @@ fn spawn(bootstrap: &Bootstrap, dir: &Path, concurrency: u32) -> Result<Child> {
     let level = std::env::var("KVROUTE_ENVOY_LOG").unwrap_or_else(|_| "warn,wasm:info".into());
     let (level, components) = level.split_once(',').unwrap_or((&level, "wasm:info"));
     let binary = envoy_binary()?;
-    Command::new(&binary)
+    let mut command = Command::new(&binary);
+    command
         .arg("--config-path")
         .arg(&config)
         .arg("--admin-address-path")
@@ -266,9 +267,21 @@ fn spawn(bootstrap: &Bootstrap, dir: &Path, concurrency: u32) -> Result<Child> {
         .args(["--log-level", level, "--component-log-level", components])
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()
-        .with_context(|| format!("starting {}", binary.display()))
+        .stderr(log);
+    spawn_for_good(command).with_context(|| format!("starting {}", binary.display()))
+}
+
+/// Envoy asks the kernel for a SIGTERM when the *thread* that started it ends, and the threads of a pool end when
+/// they are idle. This one lives as long as the process.
+fn spawn_for_good(mut command: Command) -> std::io::Result<Child> {
+    let (give, take) = std::sync::mpsc::channel();
+    std::thread::Builder::new().name("envoy-parent".into()).spawn(move || {
+        let _ = give.send(command.spawn());
+        loop {
+            std::thread::park();
+        }
+    })?;
+    take.recv().map_err(std::io::Error::other)?
 }
 
 /// A new directory of this process's own.

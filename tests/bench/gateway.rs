@@ -1,0 +1,241 @@
+//! What the filter costs, as ratios measured side by side in one run. `scripts/bench gateway`, `--json`.
+//!
+//! | measure | how | goal |
+//! |---|---|---|
+//! | overhead | Envoy's CPU time per request that the filter does not route, with and without the filter, rounds taken in turn | at most 10 us |
+//! | added latency | p50 of chats with a prompt of about 1,000 tokens at concurrency 32: through kvroute, through plain Envoy, and through plain Envoy after a `/tokenize` call to a replica | a tenth of what the call adds |
+//! | feed | time from posting a batch to the state of every worker showing it, at 100 batches a second | p50 at most 2 ms |
+
+#[path = "../e2e/harness.rs"]
+#[allow(dead_code)]
+mod harness;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use kvroute::feed::batch::{Batch, BatchHeader};
+use kvroute::feed::record::{Record, Tier};
+use kvroute::feed::{Epoch, FeedReplicaId};
+use kvroute::gateway::Balancing;
+use kvroute::look::{SECRET_HEADER, STATE_PATH, WorkerState};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use harness::{Gateway, MODEL, Setup, client, words};
+
+fn main() {
+    let json_wanted = std::env::args().any(|a| a == "--json");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let measured = runtime.block_on(async {
+        vec![
+            ("overhead_us", overhead().await, 10.0, "us of Envoy CPU per request that is not routed"),
+            ("added_latency_ratio", added_latency().await, 0.1, "of what a /tokenize call adds at p50"),
+            ("feed_p50_ms", feed().await, 2.0, "ms from push to applied in every worker, p50"),
+        ]
+    });
+    if json_wanted {
+        let rows: serde_json::Map<String, Value> = measured
+            .iter()
+            .map(|(name, (value, detail), goal, _)| {
+                ((*name).to_owned(), json!({"value": value, "goal": goal, "met": value <= goal, "detail": detail}))
+            })
+            .collect();
+        println!("{}", Value::Object(rows));
+        return;
+    }
+    for (_, (value, detail), goal, what) in measured {
+        let verdict = if value <= goal { "met" } else { "MISSED" };
+        println!("{value:10.3} (goal {goal}: {verdict}) {what}\n           {detail}");
+    }
+}
+
+/// One keep-alive connection that speaks just enough HTTP/1.1, so that the client costs little.
+struct Wire {
+    stream: tokio::net::TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Wire {
+    async fn connect(at: SocketAddr) -> Wire {
+        let stream = tokio::net::TcpStream::connect(at).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        Wire { stream, buffer: Vec::with_capacity(1 << 16) }
+    }
+
+    /// Sends a request as it stands and gives the body of the answer, which must have a length.
+    async fn ask(&mut self, request: &[u8]) -> &[u8] {
+        self.stream.write_all(request).await.unwrap();
+        self.buffer.clear();
+        loop {
+            assert!(self.stream.read_buf(&mut self.buffer).await.unwrap() > 0, "the connection was closed");
+            let Some(head) = self.buffer.windows(4).position(|w| w == b"\r\n\r\n") else { continue };
+            let text = std::str::from_utf8(&self.buffer[..head]).unwrap().to_ascii_lowercase();
+            assert!(text.starts_with("http/1.1 200"), "{text}");
+            let length = text.lines().find_map(|l| l.strip_prefix("content-length: ")).expect("an answer with a length");
+            let length: usize = length.trim().parse().unwrap();
+            while self.buffer.len() < head + 4 + length {
+                assert!(self.stream.read_buf(&mut self.buffer).await.unwrap() > 0, "the answer was cut off");
+            }
+            return &self.buffer[head + 4..head + 4 + length];
+        }
+    }
+}
+
+fn post(path: &str, body: &[u8]) -> Vec<u8> {
+    let mut request = format!(
+        "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    request.extend_from_slice(body);
+    request
+}
+
+/// CPU time of all threads of a process.
+fn cpu(pid: u32) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let nanos = tasks.filter_map(|task| {
+        let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanos.sum())
+}
+
+fn plain(balancing: Balancing) -> Setup {
+    let mut setup = Setup { bridge: balancing == Balancing::Kvroute, ..Setup::default() };
+    setup.bootstrap.balancing = balancing;
+    setup.bootstrap.health_path = None;
+    setup.mock.output_tokens = 1;
+    setup
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+async fn overhead() -> (f64, String) {
+    const ROUNDS: usize = 7;
+    const REQUESTS: u32 = 4000;
+    let with = Gateway::start(Setup { concurrency: 1, ..plain(Balancing::Kvroute) }).await;
+    let without = Gateway::start(Setup { concurrency: 1, ..plain(Balancing::LeastRequest) }).await;
+    let request = post("/v1/embeddings", json!({"model": MODEL, "input": words(1, 50)}).to_string().as_bytes());
+    let request = String::from_utf8(request).unwrap().replace("/v1/embeddings", "/health").into_bytes();
+    // What heartbeats of the feed cost does not depend on requests: taken off.
+    let (start, begin) = (cpu(with.envoy.pid()), Instant::now());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let idle = (cpu(with.envoy.pid()) - start).as_secs_f64() / begin.elapsed().as_secs_f64();
+    let mut costs = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for (costs, (gateway, idle)) in costs.iter_mut().zip([(&with, idle), (&without, 0.0)]) {
+            let mut wire = Wire::connect(gateway.envoy.public()).await;
+            let (start, begin) = (cpu(gateway.envoy.pid()), Instant::now());
+            for _ in 0..REQUESTS {
+                wire.ask(&request).await;
+            }
+            let spent = (cpu(gateway.envoy.pid()) - start).as_secs_f64() - idle * begin.elapsed().as_secs_f64();
+            costs.push(spent / f64::from(REQUESTS) * 1e6);
+        }
+    }
+    let [with, without] = costs.map(median);
+    (with - without, format!("{with:.1} us with the filter, {without:.1} us without, ratio {:.2}", with / without))
+}
+
+async fn added_latency() -> (f64, String) {
+    const CONCURRENCY: usize = 32;
+    const REQUESTS: usize = 3000;
+    let with = Gateway::start(plain(Balancing::Kvroute)).await;
+    let without = Gateway::start(plain(Balancing::LeastRequest)).await;
+    // Prompts of about 1,000 tokens, none seen twice by one policy.
+    let bodies: Vec<Vec<u8>> = (0..REQUESTS as u64)
+        .map(|i| {
+            let messages = json!([{"role": "user", "content": words(i, 420)}]);
+            json!({"model": MODEL, "max_tokens": 1, "messages": messages}).to_string().into_bytes()
+        })
+        .collect();
+    let bodies = std::sync::Arc::new(bodies);
+    let tokenizers: Vec<SocketAddr> = without.replicas.iter().flatten().map(|r| r.http_addr()).collect();
+    let run = async |gateway: &Gateway, tokenize: bool| {
+        let next = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let mut running = tokio::task::JoinSet::new();
+        for i in 0..CONCURRENCY {
+            let (public, next, bodies) = (gateway.envoy.public(), next.clone(), bodies.clone());
+            let tokenizer = tokenizers[i % tokenizers.len()];
+            running.spawn(async move {
+                let mut wire = Wire::connect(public).await;
+                let mut extra = Wire::connect(tokenizer).await;
+                let mut times = Vec::new();
+                loop {
+                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some(body) = bodies.get(at) else { return times };
+                    let start = Instant::now();
+                    if tokenize {
+                        extra.ask(&post("/tokenize", body)).await;
+                    }
+                    wire.ask(&post("/v1/chat/completions", body)).await;
+                    times.push(start.elapsed().as_secs_f64() * 1e3);
+                }
+            });
+        }
+        median(running.join_all().await.into_iter().flatten().collect())
+    };
+    let mut rows = [Vec::new(), Vec::new(), Vec::new()];
+    for _ in 0..3 {
+        for gateway in [&with, &without] {
+            for replica in gateway.replicas.iter().flatten() {
+                while !replica.reset_cache().await {}
+            }
+        }
+        rows[0].push(run(&without, false).await);
+        rows[1].push(run(&with, false).await);
+        rows[2].push(run(&without, true).await);
+    }
+    let [plain, kvroute, tokenize] = rows.map(median);
+    let ratio = (kvroute - plain) / (tokenize - plain);
+    (ratio, format!("p50 at concurrency {CONCURRENCY}: plain {plain:.2} ms, kvroute {kvroute:.2} ms, plain after /tokenize {tokenize:.2} ms"))
+}
+
+async fn feed() -> (f64, String) {
+    const BATCHES: u64 = 1000;
+    const BLOCKS: u64 = 64;
+    let gateway = Gateway::start(Setup { bridge: false, ..Setup::default() }).await;
+    gateway.all_have_slots().await;
+    // One connection to each worker.
+    let state = format!(
+        "GET {STATE_PATH} HTTP/1.1\r\nhost: bench\r\n{SECRET_HEADER}: {}\r\n\r\n",
+        gateway.envoy.bootstrap().secret
+    );
+    let mut workers: std::collections::BTreeMap<u32, Wire> = Default::default();
+    while workers.len() < 2 {
+        let mut wire = Wire::connect(gateway.envoy.ingest()).await;
+        let answer: WorkerState = serde_json::from_slice(wire.ask(state.as_bytes()).await).unwrap();
+        workers.insert(answer.slot.expect("a slot"), wire);
+    }
+    let client = client();
+    let url = format!("http://{}/kvroute/v1/feed", gateway.envoy.ingest());
+    let mut times = Vec::new();
+    let begin = Instant::now();
+    for seq in 1..=BATCHES {
+        tokio::time::sleep_until((begin + Duration::from_millis(10 * seq)).into()).await;
+        let hashes = (0..BLOCKS).map(|i| kvroute::blocks::BlockHash(seq * BLOCKS + i)).collect();
+        let stored =
+            Record::Stored { replica: FeedReplicaId(1), tier: Tier::Gpu, parent: None, ends: vec![], hashes };
+        let batch = Batch { header: BatchHeader { epoch: Epoch { term: 1, id: 1 }, seq }, records: vec![stored] };
+        let start = Instant::now();
+        let request = client.post(&url).header(SECRET_HEADER, &gateway.envoy.bootstrap().secret).body(batch.encode());
+        let posted = tokio::spawn(request.send());
+        for wire in workers.values_mut() {
+            loop {
+                let answer: WorkerState = serde_json::from_slice(wire.ask(state.as_bytes()).await).unwrap();
+                if answer.feed.applied_seq >= seq {
+                    break;
+                }
+            }
+        }
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+        assert_eq!(posted.await.unwrap().unwrap().status(), 200);
+    }
+    times.sort_by(f64::total_cmp);
+    let at = |p: usize| times[(times.len() - 1) * p / 100];
+    (at(50), format!("{BATCHES} batches of {BLOCKS} blocks at 100 a second: p50 {:.2}, p90 {:.2}, p99 {:.2} ms", at(50), at(90), at(99)))
+}

@@ -1,0 +1,108 @@
+//! Whatever goes wrong, the request reaches a replica, and a counter says why it was not routed by its cache.
+
+use serde_json::json;
+
+use crate::harness::{Answer, Gateway, MODEL, Setup, sha256, words};
+
+async fn left_alone(gateway: &Gateway, path: &str, body: Vec<u8>, label: &str) -> Answer {
+    let before = gateway.outcome(label);
+    let answer = gateway.post(path, body.clone()).await;
+    assert!(!answer.replica.is_empty(), "{label}: no replica saw it: {answer:?}");
+    assert_eq!(answer.outcome, label);
+    assert_eq!(gateway.outcome(label), before + 1, "the counter of {label}");
+    if path.starts_with("/v1/") {
+        assert_eq!(answer.body_sha256, sha256(&body), "{label}: the bytes changed");
+    }
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_reason_leaves_the_request_alone() {
+    let mut setup = Setup::default();
+    setup.mock.answer_blindly_over = Some(50_000);
+    setup.bootstrap.router["limits"] = json!({"max_inspect_bytes": 100_000});
+    let gateway = Gateway::start(setup).await;
+    let chat = "/v1/chat/completions";
+    let long = words(1, 100);
+    let message = |content: &str| json!([{"role": "user", "content": content}]);
+
+    left_alone(&gateway, chat, b"{\"model\": ".to_vec(), "not_json").await;
+    left_alone(&gateway, chat, b"\xff\xfe not text".to_vec(), "not_json").await;
+    left_alone(&gateway, chat, b"{\"model\":\"qwen3\",\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}".to_vec(), "not_json").await;
+    left_alone(&gateway, chat, b"[1, 2]".to_vec(), "bad_request").await;
+    left_alone(&gateway, chat, json!({"model": MODEL, "messages": []}).to_string().into(), "bad_request").await;
+    left_alone(&gateway, "/v1/embeddings", json!({"model": MODEL, "input": "x"}).to_string().into(), "not_our_path").await;
+    left_alone(&gateway, chat, json!({"model": "another", "messages": message(&long)}).to_string().into(), "unknown_model").await;
+    left_alone(&gateway, chat, json!({"model": MODEL, "messages": message("hi")}).to_string().into(), "too_short").await;
+    left_alone(&gateway, chat, json!({"model": MODEL, "messages": message(&words(2, 30_000))}).to_string().into(), "body_too_large").await;
+    assert_eq!(gateway.reloads(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_the_template_leaves_the_request_alone() {
+    let gateway = Gateway::start(Setup::default()).await;
+    // The template looks into the content of a tool call's function, which is not there.
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": words(1, 50)}],
+        "chat_template_kwargs": {"messages": 7}});
+    let answer = gateway.post("/v1/chat/completions", body.to_string().into()).await;
+    assert!(!answer.replica.is_empty());
+    assert!(["template_error", "unsupported", "bad_request"].contains(&answer.outcome.as_str()), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_over_the_budget_go_by_load() {
+    let mut setup = Setup::default();
+    setup.bootstrap.router["limits"] = json!({"max_job_bytes": 200_000, "max_inspect_bytes": 150_000});
+    setup.concurrency = 1;
+    let gateway = Gateway::start(setup).await;
+    // Uploads that stop half way hold their place in the budget.
+    let url = gateway.url("/v1/chat/completions");
+    let (hold, held) = tokio::sync::watch::channel(());
+    let mut stuck = Vec::new();
+    for _ in 0..3 {
+        let mut held = held.clone();
+        let pieces = futures::stream::once(async { Ok::<_, std::io::Error>(vec![b' '; 90_000]) });
+        let end = futures::stream::once(async move {
+            let _ = held.changed().await;
+            Ok(b"{}".to_vec())
+        });
+        let body = reqwest::Body::wrap_stream(futures::StreamExt::chain(pieces, end));
+        let request = crate::harness::client().post(&url).header("content-length", 90_002).body(body);
+        stuck.push(tokio::spawn(async move { Answer::read(request.send().await.unwrap()).await }));
+    }
+    crate::harness::eventually("a job was turned away", async || (gateway.outcome("busy") >= 1).then_some(())).await;
+    hold.send(()).unwrap();
+    let mut busy = 0;
+    for task in stuck {
+        let answer = task.await.unwrap();
+        assert!(!answer.replica.is_empty(), "{answer:?}");
+        busy += u32::from(answer.outcome == "busy");
+    }
+    assert!(busy >= 1);
+    assert_eq!(gateway.reloads(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_feed_requests_go_by_load() {
+    let mut setup = Setup { bridge: false, ..Setup::default() };
+    setup.bootstrap.router["bridge"] = json!({"cluster": "nobody"});
+    let gateway = Gateway::start(setup).await;
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": words(1, 100)}]});
+    let answer = gateway.post("/v1/chat/completions", body.to_string().into()).await;
+    assert_eq!((answer.status, answer.outcome.as_str()), (200, "no_feed"), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn static_replicas_need_no_feed() {
+    let gateway = Gateway::start(Setup::default()).await;
+    let addresses: Vec<_> = gateway.replicas.iter().flatten().map(|r| r.http_addr().to_string()).collect();
+    let mut setup = Setup { bridge: false, ..Setup::default() };
+    let listed: Vec<_> = addresses.iter().map(|a| json!({"address": a, "model": MODEL})).collect();
+    setup.bootstrap.router["replicas"] = listed.into();
+    drop(gateway);
+    // Its own replicas stand elsewhere, so the picks name hosts that Envoy does not know: it falls back.
+    let gateway = Gateway::start(setup).await;
+    let body = json!({"model": MODEL, "messages": [{"role": "user", "content": words(1, 100)}]});
+    let answer = gateway.post("/v1/chat/completions", body.to_string().into()).await;
+    assert_eq!((answer.status, answer.outcome.as_str()), (200, "routed"), "{answer:?}");
+}

@@ -1,0 +1,140 @@
+//! Things that die: replicas, bridges, VMs, configurations.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Answer, Conversation, Gateway, Setup, client, eventually, words};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killing_the_best_replica_between_turns_costs_no_error() {
+    let mut gateway = Gateway::start(Setup::default()).await;
+    let mut conversation = Conversation::with_system(&words(1, 300));
+    let first = gateway.turn(&mut conversation, "one").await;
+    gateway.settled().await;
+    gateway.kill(gateway.index_of(&first.replica)).await;
+    let answer = gateway.turn(&mut conversation, "two").await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_ne!(answer.replica, first.replica);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routing_goes_on_without_the_bridge_and_its_return_corrects_it() {
+    let mut gateway = Gateway::start(Setup::default()).await;
+    let mut conversation = Conversation::with_system(&words(1, 300));
+    let first = gateway.turn(&mut conversation, "one").await;
+    gateway.settled().await;
+    let home = gateway.index_of(&first.replica);
+    gateway.kill_bridge();
+    for turn in 0..5 {
+        let answer = gateway.turn(&mut conversation, &words(turn, 20)).await;
+        assert_eq!((answer.status, &answer.replica), (200, &first.replica), "turn {turn}: {}", answer.outcome);
+    }
+    // Meanwhile its cache goes.
+    eventually("the cache is reset", async || gateway.replica(home).reset_cache().await.then_some(())).await;
+    gateway.nudge(home).await;
+    gateway.start_bridge();
+    gateway.settled().await;
+    for (slot, matched) in gateway.matched(&conversation).await {
+        assert_eq!(matched[&first.replica], 0, "slot {slot}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_replica_is_seen_as_empty() {
+    let gateway = Gateway::start(Setup::default()).await;
+    let mut conversation = Conversation::with_system(&words(1, 300));
+    let first = gateway.turn(&mut conversation, "one").await;
+    gateway.settled().await;
+    let home = gateway.index_of(&first.replica);
+    gateway.replica(home).restart();
+    // The restart shows with the first event after it.
+    gateway.nudge(home).await;
+    gateway.settled().await;
+    for (slot, matched) in gateway.matched(&conversation).await {
+        assert_eq!(matched[&first.replica], 0, "slot {slot}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_traps_reloads_and_learns_everything_again() {
+    let mut setup = Setup { concurrency: 1, ..Setup::default() };
+    setup.bootstrap.router["test"] = serde_json::json!({"trap_header": "x-trap"});
+    let gateway = Gateway::start(setup).await;
+    let mut conversation = Conversation::with_system(&words(1, 300));
+    let first = gateway.turn(&mut conversation, "one").await;
+    gateway.settled().await;
+    let trapped = client().post(gateway.url("/v1/chat/completions")).header("x-trap", "1").body("{}").send().await;
+    assert!(trapped.is_err() || trapped.unwrap().status() == 503);
+    eventually("the VM is back", async || {
+        let answer = client().get(gateway.url("/v1/models")).send().await;
+        (answer.is_ok_and(|a| a.status() == 200) && gateway.reloads() >= 1).then_some(())
+    })
+    .await;
+    gateway.settled().await;
+    for (slot, matched) in gateway.matched(&conversation).await {
+        assert!(matched[&first.replica] > 0, "slot {slot}: {matched:?}");
+    }
+    let answer = gateway.turn(&mut conversation, "two").await;
+    assert_eq!(answer.replica, first.replica);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_bridges_one_leads() {
+    let gateway = Gateway::start(Setup::default()).await;
+    let second = gateway.another_bridge(crate::harness::free_address());
+    let leaders = async || {
+        let states = gateway.states().await;
+        states.into_values().map(|s| (s.feed.term, s.feed.epoch)).collect::<BTreeSet<_>>()
+    };
+    let leader = leaders().await;
+    assert_eq!(leader.len(), 1);
+    // Both at work for a minute: workers never change sides.
+    let seconds = std::env::var("KVROUTE_TWO_BRIDGES_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let mut conversation = Conversation::with_system(&words(1, 100));
+    let mut turns = 0;
+    while Instant::now() < until {
+        let answer = gateway.turn(&mut conversation, &words(turns, 5)).await;
+        assert_eq!(answer.status, 200);
+        if conversation.messages.len() > 60 {
+            conversation = Conversation::with_system(&words(turns, 100));
+        }
+        assert_eq!(leaders().await, leader, "the workers changed sides");
+        turns += 1;
+    }
+    drop(second);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_survive_updates_of_the_configuration() {
+    let mut setup = Setup::default();
+    setup.bootstrap.dynamic = true;
+    setup.bootstrap.public = vec![setup.bootstrap.public[0]; 2];
+    let mut gateway = Gateway::start(setup).await;
+    let mut conversation = Conversation::with_system(&words(1, 300));
+    let first: Answer = gateway.turn(&mut conversation, "one").await;
+    for update in 0..2 {
+        // Events flow while the update happens.
+        let running: Vec<_> = (0..8)
+            .map(|i| {
+                let url = format!("{}/v1/completions", gateway.replica(i % 3).url());
+                let body = serde_json::json!({"model": crate::harness::MODEL, "prompt": words(update * 100 + i as u64, 200)});
+                tokio::spawn(client().post(url).body(body.to_string()).send())
+            })
+            .collect();
+        gateway.envoy.update(|b| b.router["policy"] = serde_json::json!({"seed": update + 1})).unwrap();
+        for request in running {
+            assert_eq!(request.await.unwrap().unwrap().status(), 200);
+        }
+        gateway.settled().await;
+    }
+    gateway.envoy.update(|b| b.public.truncate(1)).unwrap();
+    let fresh = Conversation::with_system(&words(77, 300));
+    gateway.behind(1, "/v1/chat/completions", fresh.body()).await;
+    gateway.settled().await;
+    for (slot, matched) in gateway.matched(&fresh).await {
+        assert!(matched["r1"] > 0, "events no longer reach slot {slot}: {matched:?}");
+    }
+    let answer = gateway.turn(&mut conversation, "two").await;
+    assert_eq!(answer.replica, first.replica);
+}
