@@ -131,9 +131,9 @@ impl HttpContext for RouterHttp {
         {
             core::arch::wasm32::unreachable();
         }
+        with_router(|router| router.on_request(&self.host));
         match self.begin(end_of_stream) {
             Ok(api) => {
-                with_router(|router| router.on_request(&self.host));
                 self.phase = Phase::Buffering(api);
                 // The route must not be chosen before the body was looked at.
                 Action::Pause

@@ -13,6 +13,8 @@ use super::{Bootstrap, http};
 
 /// How long Envoy may take to start; it compiles the wasm first.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
+/// How long replicas may take to pass a health check.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The Envoy to run: `ENVOY_BIN`, else `envoy` of the PATH, else `.kvroute/envoy`.
 pub fn envoy_binary() -> Result<PathBuf> {
@@ -200,13 +202,28 @@ impl Envoy {
                 bail!("Envoy ended at its start ({status}):\n{}", tail(&self.log()));
             }
             if self.addresses().is_ok() {
-                return Ok(());
+                return self.await_healthy();
             }
             if Instant::now() > deadline {
                 bail!("Envoy was not live in time:\n{}", tail(&self.log()));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Waits until the replicas have passed their first health check, for as long as one that is well may need.
+    /// The first check often times out, since Envoy compiles the wasm meanwhile, and until the next one Envoy
+    /// sends nothing where it is told to.
+    fn await_healthy(&self) -> Result<()> {
+        let deadline = Instant::now() + HEALTH_TIMEOUT;
+        let all = self.bootstrap.replicas.len() as u64;
+        while self.bootstrap.health_path.is_some()
+            && self.stat("cluster.replicas.membership_healthy")? < all
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     /// Reads the addresses that Envoy chose; an error while it is not live.

@@ -22,7 +22,11 @@ async fn second_turns_go_where_the_first_ones_went() {
     assert_eq!(spread.len(), 3, "first turns: {spread:?}");
     for (i, conversation) in conversations.iter_mut().enumerate() {
         let answer = gateway.turn(conversation, &words(500 + i as u64, 30)).await;
-        assert_eq!(answer.replica, first[i].replica, "conversation {i}: {}", answer.outcome);
+        assert_eq!(
+            answer.replica, first[i].replica,
+            "conversation {i}: first {:?}, then {:?}, cached {}",
+            first[i].outcome, answer.outcome, answer.cached_tokens()
+        );
         // All of the first prompt but its last, partial block.
         assert!(answer.cached_tokens() + 16 > first[i].prompt_tokens(), "conversation {i}: {answer:?}");
     }
