@@ -278,4 +278,3 @@ fn table(reports: &[(&str, PolicyReport)]) -> Table {
     }
     table
 }
-

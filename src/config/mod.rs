@@ -93,7 +93,8 @@ pub struct Limits {
     /// Larger bodies are let go without a key.
     pub max_inspect_bytes: usize,
     /// Envoy's own limit for bodies that a filter holds (`per_connection_buffer_limit_bytes` of the listener or
-    /// `request_body_buffer_limit` of the route): beyond it Envoy answers 413, so a body is held only up to here.
+    /// `request_body_buffer_limit` of the route): beyond it Envoy answers 413, so a body is held only up to here, and to
+    /// 8 MiB less where its length is not known beforehand.
     pub buffer_limit_bytes: usize,
     /// Bodies and what is made of them, all jobs together.
     pub max_job_bytes: usize,

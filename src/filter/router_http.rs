@@ -17,6 +17,11 @@ use crate::request::Api;
 /// Of an answer, what is looked at in one piece for its first data.
 const PEEK: usize = 4 << 10;
 
+/// What Envoy may read off a connection at once. It answers 413 where a filter holds a body and what is held,
+/// the piece that just came included, exceeds its buffer limit, so of a body of unknown length only so much is
+/// held that one more read still fits.
+const ONE_READ: usize = 8 << 20;
+
 /// Where the request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -35,16 +40,17 @@ pub struct RouterHttp {
     setup: Rc<Setup>,
     ticker: Ticker,
     phase: Phase,
+    length_known: bool,
     ended: bool,
 }
 
 impl RouterHttp {
     /// A new stream.
     pub fn new(id: u32, host: Envoy, setup: Rc<Setup>, ticker: Ticker) -> RouterHttp {
-        RouterHttp { id, host, setup, ticker, phase: Phase::Passing, ended: false }
+        RouterHttp { id, host, setup, ticker, phase: Phase::Passing, length_known: false, ended: false }
     }
 
-    fn begin(&self, end_of_stream: bool) -> Result<Api, NoKeyReason> {
+    fn begin(&mut self, end_of_stream: bool) -> Result<Api, NoKeyReason> {
         let header = |name| sys::header(MapType::HttpRequestHeaders, name).unwrap_or_default();
         let path = header(":path");
         let path = std::str::from_utf8(&path).unwrap_or_default();
@@ -56,16 +62,16 @@ impl RouterHttp {
         }
         let length = header("content-length");
         let length = std::str::from_utf8(&length).ok().and_then(|l| l.trim().parse::<u64>().ok());
+        self.length_known = length.is_some();
         self.fits(length.unwrap_or(0))?;
         Ok(api)
     }
 
     fn fits(&self, bytes: u64) -> Result<(), NoKeyReason> {
-        // Envoy answers 413 where a filter holds more than its buffer limit. Looked at before the new bytes join
-        // those that are held, so nothing beyond the limit is ever held.
         let limits = &self.setup.config.limits;
-        let most = limits.max_inspect_bytes.min(limits.buffer_limit_bytes) as u64;
-        if bytes > most {
+        let headroom = if self.length_known { 0 } else { ONE_READ };
+        let most = limits.max_inspect_bytes.min(limits.buffer_limit_bytes.saturating_sub(headroom)) as u64;
+        if bytes > most || most == 0 {
             let detail =
                 format!("{bytes} bytes; held are at most {most}: limits.max_inspect_bytes, limits.buffer_limit_bytes");
             return Err(NoKeyReason::new(NoKey::BodyTooLarge, detail));

@@ -71,7 +71,8 @@ impl Wire {
             let Some(head) = self.buffer.windows(4).position(|w| w == b"\r\n\r\n") else { continue };
             let text = std::str::from_utf8(&self.buffer[..head]).unwrap().to_ascii_lowercase();
             assert!(text.starts_with("http/1.1 200"), "{text}");
-            let length = text.lines().find_map(|l| l.strip_prefix("content-length: ")).expect("an answer with a length");
+            let length =
+                text.lines().find_map(|l| l.strip_prefix("content-length: ")).expect("an answer with a length");
             let length: usize = length.trim().parse().unwrap();
             while self.buffer.len() < head + 4 + length {
                 assert!(self.stream.read_buf(&mut self.buffer).await.unwrap() > 0, "the answer was cut off");
@@ -192,7 +193,12 @@ async fn added_latency() -> (f64, String) {
     }
     let [plain, kvroute, tokenize] = rows.map(median);
     let ratio = (kvroute - plain) / (tokenize - plain);
-    (ratio, format!("p50 at concurrency {CONCURRENCY}: plain {plain:.2} ms, kvroute {kvroute:.2} ms, plain after /tokenize {tokenize:.2} ms"))
+    (
+        ratio,
+        format!(
+            "p50 at concurrency {CONCURRENCY}: plain {plain:.2} ms, kvroute {kvroute:.2} ms, plain after /tokenize {tokenize:.2} ms"
+        ),
+    )
 }
 
 async fn feed() -> (f64, String) {
@@ -218,8 +224,7 @@ async fn feed() -> (f64, String) {
     for seq in 1..=BATCHES {
         tokio::time::sleep_until((begin + Duration::from_millis(10 * seq)).into()).await;
         let hashes = (0..BLOCKS).map(|i| kvroute::blocks::BlockHash(seq * BLOCKS + i)).collect();
-        let stored =
-            Record::Stored { replica: FeedReplicaId(1), tier: Tier::Gpu, parent: None, ends: vec![], hashes };
+        let stored = Record::Stored { replica: FeedReplicaId(1), tier: Tier::Gpu, parent: None, ends: vec![], hashes };
         let batch = Batch { header: BatchHeader { epoch: Epoch { term: 1, id: 1 }, seq }, records: vec![stored] };
         let start = Instant::now();
         let request = client.post(&url).header(SECRET_HEADER, &gateway.envoy.bootstrap().secret).body(batch.encode());
@@ -237,5 +242,13 @@ async fn feed() -> (f64, String) {
     }
     times.sort_by(f64::total_cmp);
     let at = |p: usize| times[(times.len() - 1) * p / 100];
-    (at(50), format!("{BATCHES} batches of {BLOCKS} blocks at 100 a second: p50 {:.2}, p90 {:.2}, p99 {:.2} ms", at(50), at(90), at(99)))
+    (
+        at(50),
+        format!(
+            "{BATCHES} batches of {BLOCKS} blocks at 100 a second: p50 {:.2}, p90 {:.2}, p99 {:.2} ms",
+            at(50),
+            at(90),
+            at(99)
+        ),
+    )
 }

@@ -7,10 +7,13 @@ use crate::harness::{Answer, Gateway, MODEL, Setup, sha256, words};
 async fn left_alone(gateway: &Gateway, path: &str, body: Vec<u8>, label: &str) -> Answer {
     let before = gateway.outcome(label);
     let answer = gateway.post(path, body.clone()).await;
-    assert!(!answer.replica.is_empty(), "{label}: no replica saw it: {answer:?}");
     assert_eq!(answer.outcome, label);
     assert_eq!(gateway.outcome(label), before + 1, "the counter of {label}");
-    if path.starts_with("/v1/") {
+    if label == "not_our_path" {
+        // The mock replica's own answer.
+        assert_eq!((answer.status, &answer.json), (404, &json!({"detail": "Not Found"})));
+    } else {
+        assert!(!answer.replica.is_empty(), "{label}: no replica saw it: {answer:?}");
         assert_eq!(answer.body_sha256, sha256(&body), "{label}: the bytes changed");
     }
     answer
@@ -28,13 +31,33 @@ async fn every_reason_leaves_the_request_alone() {
 
     left_alone(&gateway, chat, b"{\"model\": ".to_vec(), "not_json").await;
     left_alone(&gateway, chat, b"\xff\xfe not text".to_vec(), "not_json").await;
-    left_alone(&gateway, chat, b"{\"model\":\"qwen3\",\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}".to_vec(), "not_json").await;
+    left_alone(
+        &gateway,
+        chat,
+        b"{\"model\":\"qwen3\",\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}".to_vec(),
+        "not_json",
+    )
+    .await;
     left_alone(&gateway, chat, b"[1, 2]".to_vec(), "bad_request").await;
     left_alone(&gateway, chat, json!({"model": MODEL, "messages": []}).to_string().into(), "bad_request").await;
-    left_alone(&gateway, "/v1/embeddings", json!({"model": MODEL, "input": "x"}).to_string().into(), "not_our_path").await;
-    left_alone(&gateway, chat, json!({"model": "another", "messages": message(&long)}).to_string().into(), "unknown_model").await;
-    left_alone(&gateway, chat, json!({"model": MODEL, "messages": message("hi")}).to_string().into(), "too_short").await;
-    left_alone(&gateway, chat, json!({"model": MODEL, "messages": message(&words(2, 30_000))}).to_string().into(), "body_too_large").await;
+    left_alone(&gateway, "/v1/embeddings", json!({"model": MODEL, "input": "x"}).to_string().into(), "not_our_path")
+        .await;
+    left_alone(
+        &gateway,
+        chat,
+        json!({"model": "another", "messages": message(&long)}).to_string().into(),
+        "unknown_model",
+    )
+    .await;
+    left_alone(&gateway, chat, json!({"model": MODEL, "messages": message("hi")}).to_string().into(), "too_short")
+        .await;
+    left_alone(
+        &gateway,
+        chat,
+        json!({"model": MODEL, "messages": message(&words(2, 30_000))}).to_string().into(),
+        "body_too_large",
+    )
+    .await;
     assert_eq!(gateway.reloads(), 0);
 }
 
@@ -52,34 +75,14 @@ async fn an_error_of_the_template_leaves_the_request_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_over_the_budget_go_by_load() {
     let mut setup = Setup::default();
-    setup.bootstrap.router["limits"] = json!({"max_job_bytes": 200_000, "max_inspect_bytes": 150_000});
-    setup.concurrency = 1;
+    setup.mock.answer_blindly_over = Some(50_000);
+    setup.bootstrap.router["limits"] = json!({"max_job_bytes": 1 << 20, "max_inspect_bytes": 1 << 20});
     let gateway = Gateway::start(setup).await;
-    // Uploads that stop half way hold their place in the budget.
-    let url = gateway.url("/v1/chat/completions");
-    let (hold, held) = tokio::sync::watch::channel(());
-    let mut stuck = Vec::new();
-    for _ in 0..3 {
-        let mut held = held.clone();
-        let pieces = futures::stream::once(async { Ok::<_, std::io::Error>(vec![b' '; 90_000]) });
-        let end = futures::stream::once(async move {
-            let _ = held.changed().await;
-            Ok(b"{}".to_vec())
-        });
-        let body = reqwest::Body::wrap_stream(futures::StreamExt::chain(pieces, end));
-        let request = crate::harness::client().post(&url).header("content-length", 90_002).body(body);
-        stuck.push(tokio::spawn(async move { Answer::read(request.send().await.unwrap()).await }));
-    }
-    crate::harness::eventually("a job was turned away", async || (gateway.outcome("busy") >= 1).then_some(())).await;
-    hold.send(()).unwrap();
-    let mut busy = 0;
-    for task in stuck {
-        let answer = task.await.unwrap();
-        assert!(!answer.replica.is_empty(), "{answer:?}");
-        busy += u32::from(answer.outcome == "busy");
-    }
-    assert!(busy >= 1);
-    assert_eq!(gateway.reloads(), 0);
+    // Working on a body takes a multiple of its size.
+    let body = |words_| json!({"model": MODEL, "messages": [{"role": "user", "content": words(1, words_)}]});
+    left_alone(&gateway, "/v1/chat/completions", body(60_000).to_string().into(), "busy").await;
+    let answer = gateway.post("/v1/chat/completions", body(500).to_string().into()).await;
+    assert!(answer.outcome.starts_with("routed"), "{answer:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,5 +107,6 @@ async fn static_replicas_need_no_feed() {
     let gateway = Gateway::start(setup).await;
     let body = json!({"model": MODEL, "messages": [{"role": "user", "content": words(1, 100)}]});
     let answer = gateway.post("/v1/chat/completions", body.to_string().into()).await;
-    assert_eq!((answer.status, answer.outcome.as_str()), (200, "routed"), "{answer:?}");
+    assert_eq!(answer.status, 200);
+    assert!(answer.outcome.starts_with("routed"), "{answer:?}");
 }

