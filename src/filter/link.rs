@@ -12,7 +12,7 @@ use crate::replicas::Fleet;
 use crate::replicas::peers::Message;
 
 /// Between two looks at the numbers for metrics.
-const REPORT: u64 = SECOND / 2;
+const REPORT: u64 = SECOND >> 1;
 /// A bounce that has not come back after this long is given up.
 const LOST: u64 = 20 * MS;
 

@@ -62,12 +62,12 @@ fn blocks(content: Option<&Json>) -> Result<Option<Vec<&JsonMap>>, NoKeyReason> 
     }
 }
 
-fn kind<'a>(block: &'a JsonMap) -> &'a str {
+fn kind(block: &JsonMap) -> &str {
     block.get("type").and_then(Json::as_str).unwrap_or_default()
 }
 
 /// The text of a text block that has some.
-fn block_text<'a>(block: &'a JsonMap) -> Option<&'a str> {
+fn block_text(block: &JsonMap) -> Option<&str> {
     block.get("text").and_then(Json::as_str).filter(|text| kind(block) == "text" && !text.is_empty())
 }
 
@@ -111,7 +111,7 @@ fn system(
     Ok(())
 }
 
-fn role<'a>(message: &'a JsonMap) -> &'a str {
+fn role(message: &JsonMap) -> &str {
     message.get("role").and_then(Json::as_str).unwrap_or_default()
 }
 

@@ -54,6 +54,11 @@ impl Renderer {
     /// Compiles the templates of `source` for an engine with these `flags`. An error says what the engine or the
     /// template needs that cannot be rendered exactly here.
     pub fn new(source: TemplateSource, flags: &EngineFlags) -> Result<Renderer, String> {
+        if flags.engine == "sglang" {
+            return Err("engine: \"sglang\": its rendering is not built, and vLLM's would give wrong keys; \
+                        set enabled to false for this model"
+                .to_owned());
+        }
         let (profile, version_warning) = Profile::of(flags)?;
         if !matches!(flags.tokenizer_mode.as_str(), "auto" | "hf" | "slow") {
             return Err(format!("tokenizer_mode: \"{}\" renders without a chat template", flags.tokenizer_mode));
