@@ -61,8 +61,10 @@ pub enum Next {
     Wait(Duration),
 }
 
+#[derive(Default)]
 struct Entry {
-    info: ReplicaInfo,
+    /// None between [`Hub::reserve`] and [`Hub::replica`].
+    info: Option<ReplicaInfo>,
     load: Option<(LoadReport, Instant)>,
 }
 
@@ -129,16 +131,7 @@ impl Hub {
     pub fn reserve(&self) -> FeedReplicaId {
         let mut inner = self.lock();
         let id = FeedReplicaId((0..).find(|n| !inner.replicas.contains_key(&FeedReplicaId(*n))).unwrap_or(u32::MAX));
-        let info = ReplicaInfo {
-            id,
-            address: String::new(),
-            model: String::new(),
-            block_size: 0,
-            rank: 0,
-            capacity_blocks: 0,
-            trust: Default::default(),
-        };
-        inner.replicas.insert(id, Entry { info, load: None });
+        inner.replicas.insert(id, Entry::default());
         id
     }
 
@@ -146,8 +139,8 @@ impl Hub {
     pub fn replica(&self, info: ReplicaInfo) {
         let mut inner = self.lock();
         let Some(entry) = inner.replicas.get_mut(&info.id) else { return };
-        if entry.info != info {
-            entry.info = info.clone();
+        if entry.info.as_ref() != Some(&info) {
+            entry.info = Some(info.clone());
             inner.add(Record::Replica(info));
             self.changed.send_replace(());
         }
@@ -240,7 +233,7 @@ impl Hub {
             inner.ring.clear();
             inner.ring_bytes = 0;
             (inner.pending, inner.pending_bytes) = (Vec::new(), 0);
-            let all: Vec<_> = inner.replicas.values().map(|e| Record::Replica(e.info.clone())).collect();
+            let all: Vec<_> = inner.replicas.values().filter_map(|e| e.info.clone()).map(Record::Replica).collect();
             all.into_iter().for_each(|r| inner.add(r));
             self.changed.send_replace(());
         }
@@ -255,7 +248,8 @@ impl Hub {
         }
         let mut records = Vec::new();
         for (id, entry) in &inner.replicas {
-            records.push(Record::Replica(entry.info.clone()));
+            let Some(info) = &entry.info else { continue };
+            records.push(Record::Replica(info.clone()));
             if let Some((load, at)) = entry.load {
                 let age = at.elapsed().as_millis().min(u128::from(u32::MAX)) as u32;
                 records.push(Record::Load(*id, LoadReport { age_ms: load.age_ms.saturating_add(age), ..load }));

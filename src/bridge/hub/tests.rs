@@ -142,3 +142,14 @@ fn snapshot_and_later_batches_give_the_state() {
     expected.extend((7..9u64).map(|h| (h << 40, ids[1].0)));
     assert_eq!(known(&snapshots, &batches), expected);
 }
+
+#[test]
+fn a_replica_is_not_shown_before_it_is_described() {
+    let hub = Hub::new(1 << 20);
+    let id = hub.reserve();
+    assert_eq!(hub.snapshot(0).records, []);
+    hub.raise_term(5);
+    assert!(drain(&hub, &mut Place::default()).iter().all(|b| b.records.is_empty()));
+    hub.replica(info(id));
+    assert_eq!(hub.snapshot(0).records, [Record::Replica(info(id))]);
+}
