@@ -40,10 +40,13 @@ pub fn namespace(hash_seed: &str, model: &str, lora: Option<&str>, cache_salt: O
 
 /// The hash of one full block of `tokens` that follows `parent`.
 pub fn block_hash(parent: BlockHash, tokens: &[TokenId], scratch: &mut Vec<u8>) -> BlockHash {
-    scratch.clear();
-    scratch.extend_from_slice(&parent.0.to_le_bytes());
-    for token in tokens {
-        scratch.extend_from_slice(&token.to_le_bytes());
+    // Sized once and then overwritten: token by token it would cost more than the hash itself.
+    scratch.resize(8 + 4 * tokens.len(), 0);
+    if let Some((head, rest)) = scratch.split_first_chunk_mut::<8>() {
+        *head = parent.0.to_le_bytes();
+        for (place, token) in rest.as_chunks_mut::<4>().0.iter_mut().zip(tokens) {
+            *place = token.to_le_bytes();
+        }
     }
     BlockHash(xxh3_64(scratch))
 }

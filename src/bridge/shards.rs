@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 use crate::blocks::BlockHash;
 use crate::feed::FeedReplicaId;
@@ -61,18 +62,20 @@ impl Shards {
         let masks = shard.entry((hash.0, lane)).or_default();
         masks.holders |= bit;
         masks.ends = if end { masks.ends | bit } else { masks.ends & !bit };
-        self.entries += self.shard(hash).len() - before;
+        let new = shard.len() - before;
+        self.entries += new;
     }
 
     /// `replica` does not hold the block.
     pub fn remove(&mut self, replica: FeedReplicaId, tier: Tier, hash: BlockHash) {
         let (lane, bit) = place(replica, tier);
         let shard = self.shard(hash);
-        let Some(masks) = shard.get_mut(&(hash.0, lane)) else { return };
+        let Entry::Occupied(mut entry) = shard.entry((hash.0, lane)) else { return };
+        let masks = entry.get_mut();
         masks.holders &= !bit;
         masks.ends &= !bit;
         if masks.holders == 0 {
-            shard.remove(&(hash.0, lane));
+            entry.remove();
             if shard.capacity() > 64 && shard.len() < shard.capacity() / 4 {
                 shard.shrink_to_fit();
             }

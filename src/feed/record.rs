@@ -104,7 +104,8 @@ pub enum Record {
         tier: Tier,
         /// What `hashes[0]` follows; the namespace for the first block of a prompt, `None` when unknown.
         parent: Option<BlockHash>,
-        /// A prefix hit may end at these blocks (bit i of byte i/8); empty: at every one.
+        /// A prefix hit may end at these blocks (bit i of byte i/8); empty: at every one. A block that is stored
+        /// again takes the new bit.
         ends: Vec<u8>,
         /// The blocks.
         hashes: Vec<BlockHash>,

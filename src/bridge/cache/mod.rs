@@ -17,6 +17,7 @@ mod save;
 mod tests;
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 use crate::blocks::{BlockHash, block_hash, namespace};
 use crate::bridge::wire::{EngineHash, Event, GroupKind, Removed, Skip, SkipCounts, Stored};
@@ -397,24 +398,29 @@ impl Cache {
     fn removed(&mut self, event: &Removed) {
         let lane = self.groups.known_lane(event.tier, event.group);
         for hash in &event.hashes {
-            let salted = if self.salted.is_empty() { None } else { self.salted.remove(hash) };
-            let names = salted.filter(|_| self.nodes.get(*hash).is_none()).unwrap_or_else(|| vec![*hash]);
-            for name in names {
-                let found = self.nodes.get(name).zip(lane);
-                match found.filter(|(ix, lane)| self.nodes[*ix].count(*lane) > 0) {
-                    Some((ix, lane)) => {
-                        let left = self.nodes[ix].count(lane) - 1;
-                        self.nodes[ix].set(lane, left);
-                        if left == 0 {
-                            self.touched(ix, lane);
-                        }
-                        if !self.nodes[ix].held() {
-                            self.confirm(ix);
-                        }
-                    }
-                    None => self.skips.add(Skip::UnknownRemoved, 1),
-                }
+            if !self.salted.is_empty()
+                && let Some(names) = self.salted.remove(hash)
+                && self.nodes.get(*hash).is_none()
+            {
+                names.into_iter().for_each(|name| self.remove(name, lane));
+            } else {
+                self.remove(*hash, lane);
             }
+        }
+    }
+
+    fn remove(&mut self, name: EngineHash, lane: Option<usize>) {
+        let found = self.nodes.get(name).zip(lane);
+        let Some((ix, lane)) = found.filter(|(ix, lane)| self.nodes[*ix].count(*lane) > 0) else {
+            return self.skips.add(Skip::UnknownRemoved, 1);
+        };
+        let left = self.nodes[ix].count(lane) - 1;
+        self.nodes[ix].set(lane, left);
+        if left == 0 {
+            self.touched(ix, lane);
+        }
+        if !self.nodes[ix].held() {
+            self.confirm(ix);
         }
     }
 
@@ -461,7 +467,11 @@ impl Cache {
             if node.announced == was {
                 continue;
             }
-            let presence = self.blocks.entry(block).or_default();
+            let mut entry = match self.blocks.entry(block) {
+                Entry::Occupied(known) => known,
+                Entry::Vacant(new) => new.insert_entry(Presence::default()),
+            };
+            let presence = entry.get_mut();
             let end_changed = presence.end != end;
             presence.end = end;
             for tier in TIERS {
@@ -486,7 +496,7 @@ impl Cache {
                 }
             }
             if presence.holders == [0; 3] {
-                self.blocks.remove(&block);
+                entry.remove();
             }
         }
         for tier in TIERS {

@@ -4,6 +4,7 @@
 //! sliding windows look at ancestors, so a removed parent stays as an empty node until its last child goes.
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 use crate::blocks::BlockHash;
 use crate::bridge::wire::EngineHash;
@@ -23,6 +24,9 @@ pub const DIRTY: u8 = 4;
 pub const OLD: u8 = 8;
 /// A namespace, the root of a tree.
 pub const ROOT: u8 = 16;
+
+/// Freed, and not in use again.
+const FREE: u8 = 32;
 
 /// One block.
 #[derive(Clone, Debug)]
@@ -129,15 +133,16 @@ impl Nodes {
 
     /// The node of `key`, made if need be, unless there are `max` already.
     pub fn get_or_insert(&mut self, key: EngineHash, max: usize) -> Option<Ix> {
-        if let Some(ix) = self.get(key) {
-            return Some(ix);
+        let full = self.index.len() >= max;
+        match self.index.entry(key) {
+            Entry::Occupied(known) => Some(*known.get()),
+            Entry::Vacant(_) if full => None,
+            Entry::Vacant(new) => {
+                let ix = place(&mut self.slab, &mut self.free, key, BlockHash(0), 0);
+                new.insert(ix);
+                Some(ix)
+            }
         }
-        if self.len() >= max {
-            return None;
-        }
-        let ix = self.place(key, BlockHash(0), 0);
-        self.index.insert(key, ix);
-        Some(ix)
     }
 
     /// The root node of a namespace.
@@ -145,7 +150,7 @@ impl Nodes {
         if let Some(ix) = self.roots.get(&namespace) {
             return *ix;
         }
-        let ix = self.place(EngineHash(0), namespace, ROOT | LINKED);
+        let ix = place(&mut self.slab, &mut self.free, EngineHash(0), namespace, ROOT | LINKED);
         self.roots.insert(namespace, ix);
         ix
     }
@@ -156,7 +161,7 @@ impl Nodes {
         if taken {
             return None;
         }
-        let ix = self.place(key, block, flags);
+        let ix = place(&mut self.slab, &mut self.free, key, block, flags);
         if flags & ROOT != 0 {
             self.roots.insert(block, ix);
         } else {
@@ -176,21 +181,6 @@ impl Nodes {
             at += 1;
         }
         order
-    }
-
-    fn place(&mut self, key: EngineHash, block: BlockHash, flags: u8) -> Ix {
-        let (parent, first_child, next, prev) = (NONE, NONE, NONE, NONE);
-        let node = Node { key, block, parent, first_child, next, prev, lane0: 0, flags, announced: 0, more: None };
-        match self.free.pop() {
-            Some(ix) => {
-                self[ix] = node;
-                ix
-            }
-            None => {
-                self.slab.push(node);
-                (self.slab.len() - 1) as Ix
-            }
-        }
     }
 
     /// Hangs `child`, which has no parent yet, under `parent`.
@@ -226,16 +216,11 @@ impl Nodes {
     pub fn release(&mut self, mut ix: Ix) {
         while ix != NONE {
             let node = &self[ix];
-            // The key tells a node in use from one that was freed and not used again.
-            if node.held() || node.first_child != NONE || node.is(DIRTY) || node.announced != 0 {
+            if node.held() || node.first_child != NONE || node.is(DIRTY | FREE) || node.announced != 0 {
                 return;
             }
             let (key, block, parent, next, prev, root) =
                 (node.key, node.block, node.parent, node.next, node.prev, node.is(ROOT));
-            let named = if root { self.roots.get(&block) } else { self.index.get(&key) };
-            if named != Some(&ix) {
-                return;
-            }
             if root {
                 self.roots.remove(&block);
             } else {
@@ -250,6 +235,7 @@ impl Nodes {
                 self[parent].first_child = next;
             }
             self[ix].more = None;
+            self[ix].flags = FREE;
             self.free.push(ix);
             ix = parent;
         }
@@ -258,5 +244,20 @@ impl Nodes {
     /// All named nodes.
     pub fn iter(&self) -> impl Iterator<Item = Ix> + '_ {
         self.index.values().copied()
+    }
+}
+
+fn place(slab: &mut Vec<Node>, free: &mut Vec<Ix>, key: EngineHash, block: BlockHash, flags: u8) -> Ix {
+    let (parent, first_child, next, prev) = (NONE, NONE, NONE, NONE);
+    let node = Node { key, block, parent, first_child, next, prev, lane0: 0, flags, announced: 0, more: None };
+    match free.pop() {
+        Some(ix) => {
+            slab[ix as usize] = node;
+            ix
+        }
+        None => {
+            slab.push(node);
+            (slab.len() - 1) as Ix
+        }
     }
 }
