@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use super::shards::Shards;
 use crate::blocks::BlockHash;
 use crate::feed::batch::{Batch, BatchHeader};
-use crate::feed::record::{LoadReport, Record, ReplicaInfo, Tier};
+use crate::feed::record::{LoadReport, Record, ReplicaInfo, Tier, hit_ends_at};
 use crate::feed::snapshot::{MAX_ANSWER_BYTES, Snapshot};
 use crate::feed::{Epoch, FeedReplicaId};
 
@@ -176,7 +176,7 @@ impl Hub {
             match &record {
                 Record::Stored { replica, tier, ends, hashes, .. } => {
                     for (i, hash) in hashes.iter().enumerate() {
-                        let end = ends.is_empty() || ends.get(i / 8).is_some_and(|b| b >> (i % 8) & 1 == 1);
+                        let end = hit_ends_at(ends, i);
                         inner.shards.store(*replica, *tier, *hash, end);
                     }
                 }
@@ -264,7 +264,7 @@ impl Hub {
     /// Numbers for metrics.
     pub fn stats(&self) -> HubStats {
         let inner = self.lock();
-        HubStats { epoch: inner.epoch, seq: inner.seq, ring_bytes: inner.ring_bytes, entries: inner.shards.len() }
+        HubStats { epoch: inner.epoch, seq: inner.seq, ring_bytes: inner.ring_bytes, entries: inner.shards.entries() }
     }
 }
 

@@ -12,29 +12,13 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 
 use super::hub::{Hub, Next, Place};
+use crate::feed::FEED_PATH;
+use crate::feed::slots::SlotReport;
+use crate::look::SECRET_HEADER;
 
-/// The secret that proves the bridge to the ingest and the workers to the bridge.
-pub const SECRET_HEADER: &str = "x-kvroute-secret";
 const POST_TIMEOUT: Duration = Duration::from_secs(3);
 const TAKE_OVER_AFTER_MS: u64 = 2_000;
 const MAX_DELAY: Duration = Duration::from_secs(1);
-
-/// A slot as the ingest reports it.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq)]
-pub struct SlotReport {
-    /// Its number.
-    #[serde(default)]
-    pub slot: u64,
-    /// Which holder of the slot.
-    #[serde(default)]
-    pub generation: u64,
-    /// Last batch that its worker applied.
-    #[serde(default)]
-    pub applied: u64,
-    /// Batches that wait in its queue.
-    #[serde(default)]
-    pub backlog: u64,
-}
 
 #[derive(Deserialize)]
 struct Taken {
@@ -98,7 +82,7 @@ impl Envoy {
     pub fn new(url: &str, secret: &str) -> Arc<Envoy> {
         let base = url.trim_end_matches('/').to_owned();
         Arc::new(Envoy {
-            url: format!("{base}/kvroute/v1/feed"),
+            url: format!("{base}{FEED_PATH}"),
             secret: secret.to_owned(),
             state: Mutex::new(EnvoyState { url: base, ..EnvoyState::default() }),
             leading: AtomicBool::new(false),

@@ -176,10 +176,13 @@ async fn fetch(client: &reqwest::Client, url: &str) -> Result<String, String> {
     String::from_utf8(page).map_err(|e| e.to_string())
 }
 
+/// The kind of a family, and its lines: labels and value.
+type Family<'a> = (&'a str, Vec<(String, f64)>);
+
 /// The states of replicas as Prometheus text.
 pub fn exposition(states: &[super::replica::State]) -> String {
     let mut out = String::new();
-    let mut families: BTreeMap<&str, (&str, Vec<(String, f64)>)> = BTreeMap::new();
+    let mut families: BTreeMap<&str, Family<'_>> = BTreeMap::new();
     let escape = |s: &str| s.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     for s in states {
         let who = format!("replica=\"{}\",rank=\"{}\"", escape(&s.name), s.rank);

@@ -18,10 +18,13 @@ use axum::routing::get;
 use serde::{Deserialize, Serialize};
 
 use super::hub::Hub;
-use super::push::{Envoy, EnvoyState, SECRET_HEADER};
+use super::push::{Envoy, EnvoyState};
 use super::registry::Registry;
 use super::replica::State;
 use super::scrape::exposition;
+use crate::feed::SNAPSHOT_PATH;
+use crate::filter::secret;
+use crate::look::SECRET_HEADER;
 
 /// What the listener shows.
 pub struct Shown {
@@ -54,7 +57,7 @@ struct Overview {
 /// The routes.
 pub fn routes(shown: Arc<Shown>) -> Router {
     Router::new()
-        .route("/kvroute/v1/snapshot", get(snapshot))
+        .route(SNAPSHOT_PATH, get(snapshot))
         .route("/kvroute/v1/replicas", get(replicas))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -62,10 +65,7 @@ pub fn routes(shown: Arc<Shown>) -> Router {
 }
 
 fn allowed(shown: &Shown, headers: &HeaderMap) -> bool {
-    let given = headers.get(SECRET_HEADER).map_or(&[][..], |v| v.as_bytes());
-    let wanted = shown.secret.as_bytes();
-    // Takes the same time wherever they differ.
-    given.len() == wanted.len() && given.iter().zip(wanted).fold(0, |d, (a, b)| d | (a ^ b)) == 0
+    secret::opens(headers.get(SECRET_HEADER).map(|v| v.as_bytes()), &shown.secret)
 }
 
 fn error(status: StatusCode, text: &str) -> Response {

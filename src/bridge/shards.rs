@@ -46,7 +46,7 @@ fn place(replica: FeedReplicaId, tier: Tier) -> (Lane, u64) {
 
 impl Shards {
     /// Entries: blocks times tiers times groups of 64 replicas.
-    pub fn len(&self) -> usize {
+    pub fn entries(&self) -> usize {
         self.entries
     }
 
@@ -175,7 +175,7 @@ mod tests {
         for (tier, hash, id, _) in &expected {
             shards.remove(FeedReplicaId(*id), *tier, BlockHash(*hash));
         }
-        assert_eq!(shards.len(), 0);
+        assert_eq!(shards.entries(), 0);
         assert_eq!(walk(&shards, 1 << 20), (vec![], 1));
     }
 
@@ -186,6 +186,6 @@ mod tests {
         shards.store(FeedReplicaId(3), Tier::Gpu, hash, true);
         shards.store(FeedReplicaId(3), Tier::Gpu, hash, false);
         assert_eq!(walk(&shards, 1 << 20).0, [(Tier::Gpu, 5, 3, false)]);
-        assert_eq!(shards.len(), 1);
+        assert_eq!(shards.entries(), 1);
     }
 }

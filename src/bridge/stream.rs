@@ -246,7 +246,7 @@ impl Stream {
         if !batch.events.is_empty() || batch.skipped.is_empty() {
             self.trust.message();
         }
-        let cleared = batch.events.iter().any(|e| *e == Event::Cleared);
+        let cleared = batch.events.contains(&Event::Cleared);
         self.cache.apply(self.id, batch.events, &mut changes.records);
         self.cache.trim(self.id, self.capacity, &mut changes.records);
         changes.wiped.append(&mut self.cache.take_wiped());

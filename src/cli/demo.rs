@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use serde_json::json;
 
 use crate::bridge::config::ReplicaSpec;
 use crate::bridge::{Bridge, BridgeConfig};
-use crate::gateway::{Balancing, Bootstrap, Envoy};
+use crate::gateway::{Balancing, Bootstrap, Envoy, free_address};
 use crate::load::{self, Options, Pace, Percentiles};
 use crate::mock::{self, Replica};
 use crate::pack::build::{self, BuildOptions};
@@ -170,11 +169,12 @@ async fn run_policy(args: &Args, files: &Files, label: &str, balancing: Balancin
     let envoy = tokio::task::spawn_blocking(move || Envoy::start(bootstrap, concurrency)).await??;
     let bridge = match balancing {
         Balancing::Kvroute => {
+            let specs = replicas.iter().map(|r| ReplicaSpec::parse(&r.bridge_spec())).collect::<Result<_, _>>();
             let config = BridgeConfig {
                 envoys: vec![format!("http://{ingest}")],
                 secret,
                 listen: bridge_address,
-                replicas: replicas.iter().map(spec).collect::<Result<_>>()?,
+                replicas: specs.map_err(anyhow::Error::msg)?,
                 ..BridgeConfig::default()
             };
             let bridge = Bridge::start(config).await.map_err(anyhow::Error::msg)?;
@@ -225,17 +225,6 @@ fn options(args: &Args, envoy: &Envoy, label: &str) -> Options {
     }
 }
 
-fn spec(replica: &Replica) -> Result<ReplicaSpec> {
-    ReplicaSpec::parse(&format!(
-        "name={},http={},model={MODEL},kv={},replay={},block-size={BLOCK_SIZE}",
-        replica.name(),
-        replica.url(),
-        replica.kv_endpoint(),
-        replica.replay_endpoint()
-    ))
-    .map_err(anyhow::Error::msg)
-}
-
 /// Waits until every worker is in step with the bridge. A worker takes part from its first request on.
 async fn await_sync(envoy: &Envoy, workers: u32) -> Result<()> {
     let deadline = Instant::now() + SYNC_TIMEOUT;
@@ -250,10 +239,6 @@ async fn await_sync(envoy: &Envoy, workers: u32) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Ok(())
-}
-
-fn free_address() -> Result<SocketAddr> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
 fn table(reports: &[(&str, PolicyReport)]) -> Table {

@@ -1,7 +1,7 @@
 //! The plugin configuration: what `kvroute.wasm` is told by Envoy's `configuration` field, as JSON.
 //!
 //! [`Config::parse`] reads and checks it; the first mistake comes back as one line that names the field and says
-//! how to mend it. `on_configure` fails with that line, `kvroute check-config` prints it natively.
+//! how to mend it. `on_configure` fails with that line, which `envoy --mode validate` shows.
 
 mod parse;
 mod read;

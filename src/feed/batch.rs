@@ -1,9 +1,7 @@
 //! A delta batch: `"KVB" ‖ version u8 ‖ term u64 ‖ epoch u64 ‖ seq u64 ‖ records ‖ XXH3_64 of all before it`.
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use super::record::Record;
-use super::wire::{Reader, Writer};
+use super::wire::{self, Reader};
 use super::{Epoch, FrameError};
 
 const MAGIC: &[u8] = b"KVB";
@@ -32,16 +30,12 @@ pub struct Batch {
 impl Batch {
     /// The frame.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
-        out.0.extend_from_slice(MAGIC);
-        out.u8(VERSION);
+        let mut out = wire::begin(MAGIC, VERSION);
         out.u64(self.header.epoch.term);
         out.u64(self.header.epoch.id);
         out.u64(self.header.seq);
         self.records.iter().for_each(|r| r.write(&mut out));
-        let sum = xxh3_64(&out.0);
-        out.u64(sum);
-        out.0
+        wire::seal(out)
     }
 
     /// The whole frame checked and read.
@@ -66,18 +60,7 @@ pub struct BatchReader<'a> {
 impl<'a> BatchReader<'a> {
     /// Checks magic, version and checksum, and reads the header.
     pub fn new(frame: &'a [u8]) -> Result<Self, FrameError> {
-        let (body, sum) = frame.split_last_chunk::<8>().ok_or(FrameError::Length)?;
-        let mut r = Reader(body);
-        if r.bytes(3).map_err(|_| FrameError::Magic)? != MAGIC {
-            return Err(FrameError::Magic);
-        }
-        match r.u8()? {
-            VERSION => {}
-            newer => return Err(FrameError::Version(newer)),
-        }
-        if xxh3_64(body) != u64::from_le_bytes(*sum) {
-            return Err(FrameError::Checksum);
-        }
+        let mut r = wire::open(frame, MAGIC, VERSION)?;
         let header = Self::header(&mut r)?;
         Ok(BatchReader { header, rest: r })
     }

@@ -16,6 +16,11 @@
 //!
 //! All integers are little-endian. A frame that does not decode in full is refused whole.
 
+/// Where the ingest listener takes batches.
+pub const FEED_PATH: &str = "/kvroute/v1/feed";
+/// Where the bridge gives snapshots.
+pub const SNAPSHOT_PATH: &str = "/kvroute/v1/snapshot";
+
 pub mod batch;
 pub mod record;
 pub mod slots;

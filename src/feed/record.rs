@@ -135,6 +135,11 @@ pub enum Record {
     },
 }
 
+/// Whether a hit may end at block `i` of a run with these `ends` ([`Record::Stored`]).
+pub fn hit_ends_at(ends: &[u8], i: usize) -> bool {
+    ends.is_empty() || ends.get(i >> 3).is_some_and(|byte| byte >> (i & 7) & 1 != 0)
+}
+
 const REPLICA: u8 = 1;
 const GONE: u8 = 2;
 const STORED: u8 = 3;

@@ -9,10 +9,8 @@
 //! How a reader keeps it exact: hold the answer until it has applied batch `seq` of the same epoch; then replace
 //! what it believes of the range; then apply again, for that range, the batches it has applied after `seq`.
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use super::record::Record;
-use super::wire::{Reader, Writer};
+use super::wire;
 use super::{Epoch, FrameError};
 
 const MAGIC: &[u8] = b"KVS";
@@ -38,32 +36,17 @@ pub struct Snapshot {
 impl Snapshot {
     /// The frame.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
-        out.0.extend_from_slice(MAGIC);
-        out.u8(VERSION);
+        let mut out = wire::begin(MAGIC, VERSION);
         for field in [self.epoch.term, self.epoch.id, self.seq, self.from, self.through] {
             out.u64(field);
         }
         self.records.iter().for_each(|r| r.write(&mut out));
-        let sum = xxh3_64(&out.0);
-        out.u64(sum);
-        out.0
+        wire::seal(out)
     }
 
     /// The whole frame checked and read.
     pub fn decode(frame: &[u8]) -> Result<Snapshot, FrameError> {
-        let (body, sum) = frame.split_last_chunk::<8>().ok_or(FrameError::Length)?;
-        let mut r = Reader(body);
-        if r.bytes(3).map_err(|_| FrameError::Magic)? != MAGIC {
-            return Err(FrameError::Magic);
-        }
-        match r.u8()? {
-            VERSION => {}
-            newer => return Err(FrameError::Version(newer)),
-        }
-        if xxh3_64(body) != u64::from_le_bytes(*sum) {
-            return Err(FrameError::Checksum);
-        }
+        let mut r = wire::open(frame, MAGIC, VERSION)?;
         let mut snapshot = Snapshot {
             epoch: Epoch { term: r.u64()?, id: r.u64()? },
             seq: r.u64()?,

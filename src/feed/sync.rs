@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::batch::{BatchReader, HEADER_BYTES};
-use super::record::{LoadReport, Record, ReplicaInfo, Tier};
+use super::record::{LoadReport, Record, ReplicaInfo, Tier, hit_ends_at};
 use super::snapshot::Snapshot;
 use super::wire::Reader;
 use super::{Epoch, FeedReplicaId, FrameError};
@@ -662,7 +662,7 @@ fn replay(frame: &[u8], range: std::ops::RangeInclusive<u64>, target: &mut dyn T
         match record {
             Record::Stored { replica, tier, ends, hashes, .. } => {
                 for (i, hash) in hashes.iter().enumerate().filter(|(_, hash)| range.contains(&hash.0)) {
-                    let end = ends.is_empty() || ends.get(i >> 3).is_some_and(|byte| byte >> (i & 7) & 1 != 0);
+                    let end = hit_ends_at(&ends, i);
                     target.stored(replica, tier, None, &[*hash], &[u8::from(end)]);
                 }
             }

@@ -1,7 +1,40 @@
 //! Reading and writing little-endian fields, bounds checked.
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::FrameError;
 use crate::blocks::BlockHash;
+
+/// Begins a frame: its kind and version.
+pub fn begin(magic: &[u8], version: u8) -> Writer {
+    let mut out = Writer(magic.to_vec());
+    out.u8(version);
+    out
+}
+
+/// Ends a frame with XXH3_64 of all before it.
+pub fn seal(mut out: Writer) -> Vec<u8> {
+    let sum = xxh3_64(&out.0);
+    out.u64(sum);
+    out.0
+}
+
+/// Checks kind, version and checksum of a frame, and gives what stands between.
+pub fn open<'a>(frame: &'a [u8], magic: &[u8], version: u8) -> Result<Reader<'a>, FrameError> {
+    let (body, sum) = frame.split_last_chunk::<8>().ok_or(FrameError::Length)?;
+    let mut r = Reader(body);
+    if r.bytes(magic.len()).map_err(|_| FrameError::Magic)? != magic {
+        return Err(FrameError::Magic);
+    }
+    match r.u8()? {
+        known if known == version => {}
+        newer => return Err(FrameError::Version(newer)),
+    }
+    if xxh3_64(body) != u64::from_le_bytes(*sum) {
+        return Err(FrameError::Checksum);
+    }
+    Ok(r)
+}
 
 /// Appends fields to a frame.
 #[derive(Debug, Default)]

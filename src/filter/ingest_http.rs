@@ -11,12 +11,11 @@ use super::envoy::Envoy;
 use super::host::Host;
 use super::{secret, sys};
 use crate::config::Config;
+use crate::feed::FEED_PATH;
 use crate::feed::slots::boot_id;
 use crate::feed::slots::ingest::{Answer, IngestLimits, take_batch};
 use crate::look::SECRET_HEADER;
 
-/// Where the bridge posts.
-pub const FEED_PATH: &str = "/kvroute/v1/feed";
 /// The largest batch.
 const MAX_BATCH: usize = 32 << 20;
 

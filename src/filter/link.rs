@@ -6,6 +6,7 @@ use super::host::{Host, Level};
 use super::metrics::{Counter, Gauge};
 use crate::clock::{MS, SECOND, Time};
 use crate::config::Bridge;
+use crate::feed::SNAPSHOT_PATH;
 use crate::feed::slots::{QueueId, SlotLease};
 use crate::feed::sync::SyncCounts;
 use crate::replicas::Fleet;
@@ -135,7 +136,7 @@ impl Link {
         let Some(bridge) = bridge else { return };
         if let Some(from) = fleet.next_pull(now) {
             let epoch = fleet.applied().0.id;
-            let path = format!("/kvroute/v1/snapshot?from={from:016x}&epoch={epoch:016x}");
+            let path = format!("{SNAPSHOT_PATH}?from={from:016x}&epoch={epoch:016x}");
             if !host.get(&bridge.cluster, &path, secret, bridge.timeout_ms) {
                 fleet.on_pull_failed(now);
             }

@@ -104,7 +104,7 @@ mod tests {
     fn no_sum_of_work_between_ticks_exceeds_the_guard_by_more_than_the_time_away() {
         let mut turns = Turns::new(MS);
         let (start, mut now, mut worked) = (Time(1_000 * MS), Time(1_000 * MS), 0);
-        for gap in (0..1_000u64).map(|i| i * 7_919 & 0x1_ffff) {
+        for gap in (0..1_000u64).map(|i| (i * 7_919) & 0x1_ffff) {
             now = now.after(gap);
             let Some(until) = turns.begin(now) else { continue };
             worked += until.since(now);

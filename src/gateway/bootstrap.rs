@@ -157,13 +157,6 @@ impl Bootstrap {
     /// The router's plugin configuration with what the gateway knows filled in.
     pub fn router_config(&self) -> Value {
         let mut config = self.router.clone();
-        let mut fill = |name: &str, value: Value| {
-            if config[name].is_null() {
-                config[name] = value;
-            }
-        };
-        fill("role", "router".into());
-        fill("secret", self.secret.clone().into());
         if let Some(limit) = self.buffer_limit
             && config["limits"]["buffer_limit_bytes"].is_null()
         {
@@ -174,6 +167,8 @@ impl Bootstrap {
                 config[name] = value;
             }
         };
+        fill("role", "router".into());
+        fill("secret", self.secret.clone().into());
         if self.bridge.is_some() {
             fill("bridge", json!({"cluster": BRIDGE}));
         }

@@ -23,7 +23,7 @@ mod http;
 mod process;
 
 pub use bootstrap::{Balancing, Bootstrap, default_wasm};
-pub use process::{Envoy, envoy_binary};
+pub use process::{Envoy, envoy_binary, free_address};
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! A real Envoy as a child process.
 
 use std::fs::{self, File};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +28,11 @@ pub fn envoy_binary() -> Result<PathBuf> {
         .chain([PathBuf::from(".kvroute/envoy"), local])
         .find(|path| path.is_file())
         .context("no Envoy found: set ENVOY_BIN, put envoy on the PATH, or run scripts/setup")
+}
+
+/// A loopback address whose port was free a moment ago, for what must be known before it listens.
+pub fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
 /// A running Envoy. Dropping it kills the process and removes its directory.

@@ -5,7 +5,7 @@
 //!
 //! * A replica owns one [`Column`]: one bit of one plane of 64. Clearing a replica gives it a fresh column and
 //!   leaves the old one to a sweep in bounded slices; nobody matches against it from that moment.
-//! * Each (tier, plane) with anything in it is a [`table`] of 4,096 [`segment`]s, chosen by the first 12 bits of
+//! * Each (tier, plane) with anything in it is a `table` of 4,096 `segment`s, chosen by the first 12 bits of
 //!   the hash, so that a range of hashes is a range of segments. A segment is a small open-addressing table
 //!   of 24-byte slots (hash, holders, "a hit may end here") that grows by a quarter on its own: no rehash of
 //!   everything, no doubled array. At load 0.64 to 0.8 that is 30 to 38 bytes a block.

@@ -7,7 +7,7 @@ use super::segment::{Seed, Slot};
 use super::table::{Room, SEGMENTS, Table};
 use crate::blocks::BlockHash;
 use crate::clock::Budget;
-use crate::feed::record::Tier;
+use crate::feed::record::{Tier, hit_ends_at};
 
 /// Tiers that have tables of their own.
 pub(super) const TIERS: usize = 3;
@@ -192,7 +192,7 @@ impl Index {
         for (i, hash) in hashes.iter().enumerate() {
             // An eighth of the steps, chosen by the hash, count: a unit of depth is 8 blocks, also in runs of one.
             depth += u64::from(hash.0 & 7 == 0);
-            let end = ends.is_empty() || ends.get(i >> 3).is_some_and(|byte| byte >> (i & 7) & 1 != 0);
+            let end = hit_ends_at(ends, i);
             let bit = column.bit();
             self.set(column.plane(), tier, *hash, bit, (bit, if end { bit } else { 0 }), depth);
         }

@@ -130,6 +130,20 @@ impl Replica {
         &self.shared.endpoints.replay
     }
 
+    /// How the bridge is told of it: the value of its `--replica`.
+    pub fn bridge_spec(&self) -> String {
+        let config = &self.shared.config;
+        format!(
+            "name={},http={},model={},kv={},replay={},block-size={}",
+            self.name(),
+            self.url(),
+            config.model,
+            self.kv_endpoint(),
+            self.replay_endpoint(),
+            config.block_size
+        )
+    }
+
     /// What the replica calls itself in `x-mock-replica`.
     pub fn name(&self) -> &str {
         self.shared.name.to_str().unwrap_or_default()

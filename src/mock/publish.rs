@@ -28,7 +28,7 @@ pub struct Publisher {
     drop_from_replay: bool,
 }
 
-/// Where a [`Publisher`] can be reached.
+/// Where a `Publisher` can be reached.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
     /// Of the PUB socket, `tcp://ip:port`.

@@ -2,8 +2,8 @@
 //!
 //! In: a template's source, once; then the variables of each request. Out: text, or an error where Python would
 //! raise one, or where the text could not be Python's. Costs about 2 us a message; never prints a part of a
-//! text. The environment differs from minijinja's own in how values print ([`python`], [`object`]), in filters,
-//! tests and methods ([`environment`], [`text`]), and in what the source is rewritten to ([`preprocess`]).
+//! text. The environment differs from minijinja's own in how values print ([`python`], `object`), in filters,
+//! tests and methods (`environment`, [`text`]), and in what the source is rewritten to (`preprocess`).
 
 pub mod analysis;
 mod clock;

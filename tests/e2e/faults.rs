@@ -5,6 +5,15 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{Answer, Conversation, Gateway, Setup, client, eventually, words};
 
+/// Waits until no worker believes that this replica holds anything of the conversation.
+async fn forgotten(gateway: &Gateway, conversation: &Conversation, replica: &str) {
+    eventually("no worker believes that it holds anything of the conversation", async || {
+        let matched = gateway.matched(conversation).await;
+        matched.values().all(|m| m[replica] == 0).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_the_best_replica_between_turns_costs_no_error() {
     let mut gateway = Gateway::start(Setup::default()).await;
@@ -34,11 +43,7 @@ async fn routing_goes_on_without_the_bridge_and_its_return_corrects_it() {
     gateway.nudge(home).await;
     gateway.start_bridge();
     gateway.settled().await;
-    eventually("no worker believes that it holds anything of the conversation", async || {
-        let matched = gateway.matched(&conversation).await;
-        matched.values().all(|m| m[&first.replica] == 0).then_some(())
-    })
-    .await;
+    forgotten(&gateway, &conversation, &first.replica).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,11 +57,7 @@ async fn a_restarted_replica_is_seen_as_empty() {
     // The restart shows with the first event after it.
     gateway.nudge(home).await;
     gateway.settled().await;
-    eventually("no worker believes that it holds anything of the conversation", async || {
-        let matched = gateway.matched(&conversation).await;
-        matched.values().all(|m| m[&first.replica] == 0).then_some(())
-    })
-    .await;
+    forgotten(&gateway, &conversation, &first.replica).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

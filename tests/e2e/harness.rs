@@ -1,7 +1,7 @@
 //! What every test stands on: a running gateway, and clients that know what was answered and by whom.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -27,9 +27,8 @@ pub fn packed_wasm() -> PathBuf {
             let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qwen3.wasm");
             kvroute(&[
                 "pack",
-                model_dir().to_str().unwrap(),
-                "--name",
-                MODEL,
+                "--pack",
+                pack_file().to_str().unwrap(),
                 "--wasm",
                 kvroute::gateway::default_wasm().to_str().unwrap(),
                 "-o",
@@ -64,9 +63,9 @@ pub fn kvroute(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A port that was free a moment ago.
+/// See [`kvroute::gateway::free_address`].
 pub fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    kvroute::gateway::free_address().unwrap()
 }
 
 /// Waits until `probe` gives something.
@@ -166,7 +165,7 @@ impl Gateway {
         let envoy = tokio::task::spawn_blocking(move || Envoy::start(bootstrap, concurrency)).await.unwrap().unwrap();
         let mut gateway = Gateway {
             envoy,
-            specs: replicas.iter().map(spec).collect(),
+            specs: replicas.iter().map(Replica::bridge_spec).collect(),
             replicas: replicas.into_iter().map(Some).collect(),
             bridge: None,
             bridge_address,
@@ -353,16 +352,6 @@ impl Gateway {
         let replica = self.replicas[index].take();
         tokio::task::spawn_blocking(move || drop(replica)).await.unwrap();
     }
-}
-
-fn spec(replica: &Replica) -> String {
-    format!(
-        "name={},http={},model={MODEL},kv={},replay={},block-size={BLOCK}",
-        replica.name(),
-        replica.url(),
-        replica.kv_endpoint(),
-        replica.replay_endpoint()
-    )
 }
 
 /// A client with connections of its own.

@@ -89,7 +89,7 @@ impl Groups {
 
     /// The most blocks that a window looks back.
     pub fn reach(&self) -> u32 {
-        self.groups.iter().map(|g| need(g)).max().unwrap_or(0)
+        self.groups.iter().map(need).max().unwrap_or(0)
     }
 
     /// The tiers that hold the whole of a block, one bit each.

@@ -126,7 +126,7 @@ fn snapshot_and_later_batches_give_the_state() {
         // Changes between two answers.
         let n = snapshots.len() as u64;
         hub.publish(vec![stored(ids[1], n..n + 5)], &[]);
-        let hashes = vec![BlockHash(n * 20_000 << 40)];
+        let hashes = vec![BlockHash((n * 20_000) << 40)];
         hub.publish(vec![Record::Removed { replica: ids[0], tier: Tier::Gpu, hashes }], &[]);
         if through == u64::MAX {
             break;

@@ -22,7 +22,8 @@ impl Default for IngestLimits {
 }
 
 /// A live slot, for the answer to the bridge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct SlotReport {
     /// Its number.
     pub slot: u32,

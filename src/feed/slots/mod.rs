@@ -41,7 +41,7 @@ pub const SLOT_STALE: u64 = 3 * SECOND;
 /// A bridge that was silent for this long may be followed by another.
 pub const LEAD_STALE: u64 = 2 * SECOND;
 
-/// What became of [`Shared::set`].
+/// What became of [`Shared::shared_set`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Set {
     /// The key has the new value.
@@ -58,7 +58,7 @@ pub struct QueueId(pub u32);
 
 /// Keys and queues that all VMs of one Envoy share.
 pub trait Shared {
-    /// The value of a key and its number for the next [`Shared::set`]; `None` when it never was.
+    /// The value of a key and its number for the next [`Shared::shared_set`]; `None` when it never was.
     fn shared_get(&self, key: &str) -> Option<(Vec<u8>, u32)>;
     /// Sets a key. With a `cas` other than 0, only if nobody wrote it since it was read with that number.
     fn shared_set(&self, key: &str, value: &[u8], cas: u32) -> Set;

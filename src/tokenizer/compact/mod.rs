@@ -10,8 +10,8 @@
 //! | added tokens that are cut out after normalising | [`super::added`] |
 //! | words | [`scan`] (by split patterns), [`cuts`] (where there is none), over [`classes`] |
 //! | words seen before | [`words`] |
-//! | merges | [`merge`], [`stitch`] for long words |
-//! | all of it, lazily and in steps | [`run`] |
+//! | merges | [`merge`], `stitch` for long words |
+//! | all of it, lazily and in steps | `run` |
 //!
 //! The ids are those of the crate for every text: a window never ends where the next bytes could change what was
 //! given out. Memory: the tables, 1.3 MiB of remembered words, and 8 bytes an id of the word under way.

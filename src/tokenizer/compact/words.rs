@@ -18,7 +18,7 @@ const LONG_IDS: usize = 8;
 /// Entries for longer words: 288 KiB.
 const LONG_ENTRIES: usize = 1 << 12;
 
-/// A word of up to [`WORD`] bytes, zero-padded, its length in the last byte.
+/// A word of up to `WORD` bytes, zero-padded, its length in the last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u64, u64);
 
