@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineFlags {
-    /// `vllm` or `sglang`.
+    /// `vllm`; the rendering of other engines is not built.
     pub engine: String,
     /// The engine's version, `0.32.0` say. Versions between two proven ones behave as the nearest proven one and
     /// give a warning.

@@ -6,22 +6,8 @@
 
 use super::flags::EngineFlags;
 
-/// Engine families.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// vLLM's Python front end.
-    Vllm,
-    /// SGLang.
-    Sglang,
-}
-
-/// Versions whose prompts were compared with recorded ones.
-pub const PROVEN: [(Engine, Version); 4] = [
-    (Engine::Vllm, Version(0, 22, 1)),
-    (Engine::Vllm, Version(0, 32, 0)),
-    (Engine::Vllm, Version(0, 33, 0)),
-    (Engine::Sglang, Version(0, 5, 23)),
-];
+/// Versions of vLLM whose prompts were compared with recorded ones.
+pub const PROVEN: [Version; 2] = [Version(0, 32, 0), Version(0, 33, 0)];
 
 /// An engine's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,8 +43,6 @@ pub enum BadArguments {
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// The family.
-    pub engine: Engine,
     /// Unknown keys of a tool and its function stay, after the known ones (vLLM below 0.28).
     pub keeps_tool_extras: bool,
     /// What becomes of tool call arguments that are no object.
@@ -86,33 +70,34 @@ pub struct Profile {
 impl Profile {
     /// The profile of the configured engine, and a warning where its version was not proven.
     pub fn of(flags: &EngineFlags) -> Result<(Profile, Option<String>), String> {
-        let engine = match flags.engine.as_str() {
-            "vllm" => Engine::Vllm,
-            "sglang" => Engine::Sglang,
-            other => return Err(format!("engine: \"{other}\" is neither \"vllm\" nor \"sglang\"")),
-        };
+        match flags.engine.as_str() {
+            "vllm" => {}
+            "sglang" => {
+                return Err("engine: \"sglang\": its rendering is not built, and vLLM's would give wrong keys; \
+                            set enabled to false for this model"
+                    .to_owned());
+            }
+            other => return Err(format!("engine: \"{other}\" is not \"vllm\"")),
+        }
         let version = Version::parse(&flags.version)
             .ok_or_else(|| format!("version: \"{}\" is no version like \"0.32.0\"", flags.version))?;
-        let proven: Vec<Version> = PROVEN.iter().filter(|(family, _)| *family == engine).map(|(_, v)| *v).collect();
-        let warning = (!proven.contains(&version)).then(|| {
-            let list: Vec<String> = proven.iter().map(Version::to_string).collect();
+        let warning = (!PROVEN.contains(&version)).then(|| {
+            let list: Vec<String> = PROVEN.iter().map(Version::to_string).collect();
             format!("{} {version} was not compared with recorded prompts (proven: {})", flags.engine, list.join(", "))
         });
         let from = |minor: u32| version >= Version(0, minor, 0);
-        let vllm = engine == Engine::Vllm;
         let profile = Profile {
-            engine,
-            keeps_tool_extras: vllm && !from(28),
+            keeps_tool_extras: !from(28),
             bad_arguments: if from(32) { BadArguments::Empty } else { BadArguments::RefuseText },
-            converts_developer: vllm && from(28),
-            strips_billing: vllm && from(32),
-            reuses_prompt_ids: vllm && from(32),
-            checks_salt: vllm && from(32),
-            refuses_tokenize_kwarg: vllm && from(33),
-            keeps_empty_system: vllm && !from(32),
-            takes_inline_system: vllm && from(32),
-            maps_disabled_thinking: vllm && from(32),
-            truncates_for_output: vllm && !from(32),
+            converts_developer: from(28),
+            strips_billing: from(32),
+            reuses_prompt_ids: from(32),
+            checks_salt: from(32),
+            refuses_tokenize_kwarg: from(33),
+            keeps_empty_system: !from(32),
+            takes_inline_system: from(32),
+            maps_disabled_thinking: from(32),
+            truncates_for_output: !from(32),
         };
         Ok((profile, warning))
     }
@@ -136,7 +121,17 @@ mod tests {
     fn unproven_versions_warn() {
         let of = |version: &str| Profile::of(&EngineFlags { version: version.to_owned(), ..EngineFlags::default() });
         assert!(of("0.32.0").unwrap().1.is_none());
+        assert!(of("0.33.0").unwrap().1.is_none());
+        assert!(of("0.22.1").unwrap().1.unwrap().contains("0.22.1"));
         assert!(of("0.30.0").unwrap().1.unwrap().contains("0.30.0"));
         assert!(of("x").is_err());
+    }
+
+    #[test]
+    fn engines_whose_rendering_is_not_built_are_refused() {
+        let of = |engine: &str| Profile::of(&EngineFlags { engine: engine.to_owned(), ..EngineFlags::default() });
+        assert!(of("vllm").is_ok());
+        assert!(of("sglang").unwrap_err().contains("sglang"));
+        assert!(of("other").unwrap_err().contains("other"));
     }
 }

@@ -7,7 +7,7 @@ use super::json::{self, Json, JsonMap, Text};
 use super::limits::{Limits, reused_ids};
 use super::message::has_media;
 use super::messages::{self, Habits};
-use super::profile::{Engine, Profile};
+use super::profile::Profile;
 use super::{Api, EngineFlags, Prepared, PromptInput, chat_completions, completions, harmony, responses};
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::template::{ChatTemplates, Clock, ContentFormat, Template, TemplateSource};
@@ -54,11 +54,6 @@ impl Renderer {
     /// Compiles the templates of `source` for an engine with these `flags`. An error says what the engine or the
     /// template needs that cannot be rendered exactly here.
     pub fn new(source: TemplateSource, flags: &EngineFlags) -> Result<Renderer, String> {
-        if flags.engine == "sglang" {
-            return Err("engine: \"sglang\": its rendering is not built, and vLLM's would give wrong keys; \
-                        set enabled to false for this model"
-                .to_owned());
-        }
         let (profile, version_warning) = Profile::of(flags)?;
         if !matches!(flags.tokenizer_mode.as_str(), "auto" | "hf" | "slow") {
             return Err(format!("tokenizer_mode: \"{}\" renders without a chat template", flags.tokenizer_mode));
@@ -87,7 +82,7 @@ impl Renderer {
             utc_offset_minutes: flags.utc_offset_minutes,
         };
         let max_model_len = flags.max_model_len.or(source.max_model_len);
-        let is_harmony = source.model_type.as_deref() == Some("gpt_oss") && profile.engine == Engine::Vllm;
+        let is_harmony = source.model_type.as_deref() == Some("gpt_oss");
         let mut habits = habits(&setup, flags);
         let mut flags = flags.clone();
         if is_harmony {
