@@ -142,7 +142,7 @@ fn tokenize(model: &Model<'_>, prepared: &Prepared) -> Result<Tokens, NoKeyReaso
     for text in pieces {
         let ids = model.tokenizer.clone().encode(text, prepared.add_special_tokens);
         let ids = ids.map_err(|error| NoKeyReason::new(NoKey::TokenizerError, error.0))?;
-        let ends = model.tokenizer.ends(text, prepared.add_special_tokens).unwrap_or_default();
+        let ends = model.tokenizer.clone().ends(text, prepared.add_special_tokens).unwrap_or_default();
         all.ids.extend(ids);
         all.ends.extend(ends.into_iter().map(|end| end + before));
         before += text.len();
@@ -228,7 +228,7 @@ mod tests {
             let hashes: Vec<String> = hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
             assert_eq!((got.no_key.is_none(), &got.block_hashes), (!hashes.is_empty(), &hashes), "{}", case["name"]);
             if let Some(prompt) = &got.prompt {
-                let known = model.tokenizer.ends(prompt, got.add_special_tokens).is_some();
+                let known = model.tokenizer.clone().ends(prompt, got.add_special_tokens).is_some();
                 assert_eq!(got.block_ends.len(), if known { hashes.len() } else { 0 }, "{}", case["name"]);
                 assert!(got.block_ends.is_sorted() && got.block_ends.iter().all(|end| *end <= prompt.len()));
             }

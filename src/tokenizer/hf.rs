@@ -112,7 +112,7 @@ impl Tokenizer for HfTokenizer {
         "tokenizers crate"
     }
 
-    fn ends(&self, text: &str, add_special_tokens: bool) -> Option<Vec<usize>> {
+    fn ends(self: Rc<Self>, text: &str, add_special_tokens: bool) -> Option<Vec<usize>> {
         let encoding = self.inner.encode(text, add_special_tokens).ok()?;
         let mut reached = 0;
         // Tokens that stand for no text, those of the post-processor, have the offsets (0, 0).

@@ -65,7 +65,7 @@ pub trait Tokenizer {
 
     /// Where in `text` each id of [`Tokenizer::encode`] ends, in bytes, for people to look at; added special
     /// tokens end where they stand. `None` where the engine cannot say.
-    fn ends(&self, text: &str, add_special_tokens: bool) -> Option<Vec<usize>> {
+    fn ends(self: Rc<Self>, text: &str, add_special_tokens: bool) -> Option<Vec<usize>> {
         let _ = (text, add_special_tokens);
         None
     }

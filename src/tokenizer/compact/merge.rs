@@ -46,6 +46,15 @@ impl<'a> Merges<'a> {
         })
     }
 
+    /// All merges, in no order: left, right, and what they make.
+    pub fn pairs(&self) -> impl Iterator<Item = (TokenId, TokenId, TokenId)> {
+        let slots = self.slots.iter().map(|slot| u64::from_le_bytes(*slot)).filter(|slot| *slot != EMPTY);
+        slots.map(|slot| {
+            let (key, rank) = (slot >> RANK_BITS, slot & ((1 << RANK_BITS) - 1));
+            ((key >> ID_BITS) as TokenId, (key & ((1 << ID_BITS) - 1)) as TokenId, self.id(rank as u32))
+        })
+    }
+
     /// The rank of a pair, or [`NONE`].
     #[inline(always)]
     pub fn rank(&self, left: TokenId, right: TokenId) -> u32 {

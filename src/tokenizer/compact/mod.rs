@@ -12,6 +12,7 @@
 //! | words seen before | [`words`] |
 //! | merges | [`merge`], `stitch` for long words |
 //! | all of it, lazily and in steps | `run` |
+//! | where ids end, for people | `ends` |
 //!
 //! The ids are those of the crate for every text: a window never ends where the next bytes could change what was
 //! given out. Memory: the tables, 1.3 MiB of remembered words, and 8 bytes an id of the word under way.
@@ -24,6 +25,7 @@ pub mod compile;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::integer_division_remainder_used)]
 pub mod corpus;
 pub mod cuts;
+mod ends;
 pub mod merge;
 pub mod nfc;
 mod run;
@@ -324,5 +326,10 @@ impl Tokenizer for Compact {
 
     fn engine(&self) -> &'static str {
         "compact"
+    }
+
+    fn ends(self: Rc<Self>, text: &str, add_special_tokens: bool) -> Option<Vec<usize>> {
+        let ids = self.clone().encode(text, add_special_tokens).ok()?;
+        ends::ends(&self, &self.view()?, text, &ids, add_special_tokens)
     }
 }
