@@ -1,5 +1,6 @@
 //! `kvroute bridge`: follows the replicas' KV events and feeds them to Envoy.
 
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,10 +13,16 @@ use crate::bridge::config::ReplicaSpec;
 use crate::bridge::dns::DnsReplicas;
 use crate::bridge::{Bridge, BridgeConfig};
 
+const EXAMPLES: &str = r#"Examples:
+  KVROUTE_SECRET=… kvroute bridge --envoy http://127.0.0.1:10100 \
+    --replica name=r0,http=http://10.0.0.1:8000,model=m,kv=tcp://10.0.0.1:5557,replay=tcp://10.0.0.1:5558
+  kvroute bridge --envoy http://127.0.0.1:10100 --secret-file secret --config replicas.yaml --checkpoint caches"#;
+
 /// Follows the replicas' KV events and feeds them to Envoy.
 ///
 /// Runs until SIGTERM or SIGINT.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Ingest listener of an Envoy, http://HOST:PORT; once for each Envoy
     #[arg(long = "envoy", value_name = "URL", required = true)]
@@ -62,7 +69,8 @@ pub struct Args {
 /// Runs it.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     // From before the start: a change while it starts counts.
     let watched = args.exit_when_changed.as_ref().map(|path| Stamp::of(path));
     let watched = args.exit_when_changed.clone().zip(watched);

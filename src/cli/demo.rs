@@ -27,10 +27,18 @@ const BLOCK_SIZE: u32 = 16;
 /// How long the workers may take to get in step with the bridge.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs the main job end to end and compares: a real Envoy, mock replicas with KV events, the bridge, and
-/// multi-turn chats with the model's own tokenizer and chat template; once routed by kvroute, once by Envoy's
-/// round robin, once by its least request, each time with cold replicas and the same chats.
+const EXAMPLES: &str = r#"Examples:
+  scripts/demo
+  scripts/demo --replicas 5 -n 60 -c 24
+  scripts/demo --json | jq .policies.kvroute.cached_share"#;
+
+/// Runs the main job end to end and compares kvroute with Envoy's own policies.
+///
+/// A real Envoy, mock replicas with KV events, the bridge, and multi-turn chats with the model's own tokenizer and
+/// chat template; once routed by kvroute, once by Envoy's round robin, once by its least request, each time with
+/// cold replicas and the same chats.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The filter, built for wasm32-wasip1
     #[arg(long, value_name = "FILE")]

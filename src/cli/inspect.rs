@@ -9,8 +9,13 @@ use serde_json::{Value, json};
 
 use crate::pack::{Pack, wasm};
 
+const EXAMPLES: &str = r#"Examples:
+  kvroute inspect model.wasm
+  kvroute inspect --json qwen3.pack | jq '.packs[].fingerprint'"#;
+
 /// Shows what a pack, or the packs inside a filter, contain.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub struct InspectArgs {
     /// A pack file or a wasm.
     file: PathBuf,
@@ -33,9 +38,17 @@ pub fn run(args: InspectArgs) -> Result<ExitCode> {
         println!("{}", json!({"file": name, "kind": kind, "bytes": bytes.len(), "packs": packs}));
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{name}: {kind}, {:.1} MB, {} packs", bytes.len() as f64 / 1e6, packs.len());
+    println!("{name}: {kind}, {:.1} MB, {}", bytes.len() as f64 / 1e6, count(packs.len()));
     packs.iter().for_each(print);
     Ok(ExitCode::SUCCESS)
+}
+
+fn count(packs: usize) -> String {
+    match packs {
+        0 => "no pack: put one in with kvroute pack --wasm".to_owned(),
+        1 => "1 pack".to_owned(),
+        n => format!("{n} packs"),
+    }
 }
 
 /// A pack in a few lines.

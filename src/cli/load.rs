@@ -9,10 +9,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::load::{Options, Pace, run as run_load};
 
+const EXAMPLES: &str = r#"Examples:
+  kvroute load http://127.0.0.1:10000 --model my-model
+  kvroute load http://127.0.0.1:10000 --model my-model -n 100 -t 6 -c 32 --json"#;
+
 /// Sends multi-turn chats to an OpenAI-compatible endpoint and reports what came back.
 ///
 /// Exit code 1 when any request failed.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Where to send: http://host:port, with or without /v1
     url: String,

@@ -8,12 +8,17 @@ use std::time::Duration;
 use crate::mock::events::{HashForm, Wire};
 use crate::mock::{Config, Replica};
 
+const EXAMPLES: &str = r#"Examples:
+  kvroute mock-replica --pack qwen3.pack --model qwen3 --port 8001 --kv-port 5551 --replay-port 5561
+  kvroute mock-replica --byte-tokens --blocks 500 --prefill-us-per-token 100"#;
+
 /// Runs a stand-in for an inference engine: OpenAI-compatible, with a prefix cache and KV events, without a model.
 ///
 /// Prints one line with its endpoints when it can be reached, and runs until it is told to stop.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Tokenize with the model pack in this file
+    /// Tokenize with the model pack in this file, a pack or a filter with packs
     #[arg(long, value_name = "FILE", required_unless_present = "byte_tokens")]
     pack: Option<PathBuf>,
     /// Which pack of the file [default: the only one]

@@ -2,6 +2,7 @@
 
 mod ask;
 mod bridge;
+mod check_config;
 mod demo;
 mod explain;
 mod inspect;
@@ -27,6 +28,7 @@ struct Cli {
 enum Command {
     Demo(demo::Args),
     Bridge(bridge::Args),
+    CheckConfig(check_config::CheckConfigArgs),
     Pack(pack::PackArgs),
     Explain(explain::ExplainArgs),
     Inspect(inspect::InspectArgs),
@@ -42,6 +44,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Demo(args) => demo::run(args),
         Command::Bridge(args) => bridge::run(args),
+        Command::CheckConfig(args) => check_config::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Explain(args) => explain::run(args),
         Command::State(args) => state::run(args),

@@ -10,15 +10,17 @@ use crate::pack::build::{self, BuildOptions, SourceOptions};
 use crate::pack::{Pack, wasm};
 use crate::tokenizer::hf::HfTokenizer;
 
+const EXAMPLES: &str = r#"Examples:
+  kvroute pack MODEL_DIR -o qwen3.pack
+  kvroute pack MODEL_DIR --name qwen3 --wasm kvroute.wasm -o model.wasm
+  kvroute pack --pack a.pack --pack b.pack --wasm kvroute.wasm -o models.wasm"#;
+
 /// Compiles a model's tokenizer and chat template into a pack, and puts packs into the filter.
-///
-/// `kvroute pack MODEL_DIR -o qwen3.pack`
-/// `kvroute pack MODEL_DIR --wasm kvroute.wasm -o model.wasm`
-/// `kvroute pack --pack a.pack --pack b.pack --wasm kvroute.wasm -o models.wasm`
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
+#[command(after_help = EXAMPLES)]
 pub struct PackArgs {
     /// A Hugging Face model directory: tokenizer.json, tokenizer_config.json, chat_template.jinja, config.json.
+    #[arg(required_unless_present = "packs")]
     model_dir: Option<PathBuf>,
     /// The file to write.
     #[arg(short, long, value_name = "FILE")]
@@ -32,7 +34,8 @@ pub struct PackArgs {
     /// Put the packs into this filter; those that it has are replaced.
     #[arg(long, value_name = "FILE")]
     wasm: Option<PathBuf>,
-    /// Accept a base model without a chat template. Its chat requests get no key.
+    /// Accept a base model without a chat template, or leave out one that cannot be rendered. Chat requests then get
+    /// no key, unless the filter's configuration has the template that the engine is started with.
     #[arg(long, requires = "model_dir")]
     allow_no_template: bool,
     /// Stands in for model_type of config.json, as the engine's --hf-overrides does.
@@ -45,6 +48,17 @@ pub struct PackArgs {
 
 /// Runs the subcommand.
 pub fn run(args: PackArgs) -> Result<ExitCode> {
+    // What can be refused at once comes before the long work.
+    let filter = args.wasm.as_deref().map(|path| {
+        let filter = read(path)?;
+        wasm::extract(&filter).with_context(|| path.display().to_string())?;
+        Ok::<_, anyhow::Error>(filter)
+    });
+    let filter = filter.transpose()?;
+    let folder = args.output.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        bail!("-o: {}: there is no such folder; make it first", folder.display());
+    }
     let mut files = Vec::new();
     if let Some(dir) = &args.model_dir {
         let source = SourceOptions { allow_no_template: args.allow_no_template, model_type: args.model_type.clone() };
@@ -57,15 +71,12 @@ pub fn run(args: PackArgs) -> Result<ExitCode> {
         Pack::parse(file.clone()).with_context(|| path.display().to_string())?;
         files.push(file);
     }
-    if files.is_empty() {
-        bail!("nothing to pack: give a model directory, or --pack");
-    }
     let packs = build::merge(&files)?;
     for pack in Pack::parse(packs.clone())? {
         super::inspect::print(&pack);
     }
-    let out = match &args.wasm {
-        Some(path) => wasm::embed(&read(path)?, &packs).with_context(|| path.display().to_string())?,
+    let out = match &filter {
+        Some(filter) => wasm::embed(filter, &packs)?,
         None => packs,
     };
     write(&args.output, &out)?;

@@ -67,6 +67,16 @@ impl Paint {
         self.with("1", text)
     }
 
+    /// What is wrong.
+    pub fn bad(self, text: &str) -> String {
+        self.with("31;1", text)
+    }
+
+    /// What is as it should be.
+    pub fn good(self, text: &str) -> String {
+        self.with("32", text)
+    }
+
     fn with(self, code: &str, text: &str) -> String {
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }

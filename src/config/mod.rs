@@ -6,6 +6,8 @@
 mod parse;
 mod read;
 
+pub use parse::unset_secret;
+
 use serde_json::Value;
 
 use crate::request::{ApiPaths, EngineFlags};

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::read::Fields;
 use super::{Bridge, Config, ConfigError, Limits, Model, Role, Selection, SelectionMode, StaticReplica, TestSwitches};
+use crate::request::ApiPaths;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -28,7 +29,7 @@ impl Config {
         let config = Config {
             role,
             models,
-            paths: top.part("paths")?,
+            paths: paths(&mut top)?,
             selection: selection(top.object("selection")?)?,
             policy: top.part("policy")?,
             limits: limits(top.object("limits")?)?,
@@ -62,10 +63,11 @@ impl Config {
         }
         let mut names: Vec<&str> = Vec::new();
         for (i, model) in self.models.iter().enumerate() {
-            for name in std::iter::once(&model.name).chain(&model.aliases) {
+            for (j, name) in std::iter::once(&model.name).chain(&model.aliases).enumerate() {
                 if names.contains(&name.as_str()) {
                     let what = format!("\"{name}\" names two models: every name and alias must be unique");
-                    return Err(ConfigError::new(&format!("models[{i}]"), what));
+                    let field = j.checked_sub(1).map_or("name".to_owned(), |alias| format!("aliases[{alias}]"));
+                    return Err(ConfigError::new(&format!("models[{i}].{field}"), what));
                 }
                 names.push(name);
             }
@@ -76,7 +78,7 @@ impl Config {
                 return Err(ConfigError::new(&format!("replicas[{i}].model"), what));
             }
         }
-        self.policy.check().map_err(|what| ConfigError::new("policy", what))?;
+        self.policy.check().map_err(|(field, what)| ConfigError::new(&format!("policy.{field}"), what))?;
         let selection = &self.selection;
         if selection.mode == SelectionMode::StatefulSession && selection.header == selection.fallback_header {
             return Err(ConfigError::new("selection.fallback_header", "must differ from selection.header"));
@@ -92,9 +94,30 @@ impl Config {
     }
 }
 
+fn paths(top: &mut Fields<'_>) -> Result<ApiPaths, ConfigError> {
+    let paths: ApiPaths = top.part("paths")?;
+    let lists = [
+        ("chat_completions", &paths.chat_completions),
+        ("completions", &paths.completions),
+        ("messages", &paths.messages),
+        ("responses", &paths.responses),
+    ];
+    for (name, list) in lists {
+        if list.iter().any(String::is_empty) {
+            return Err(top.error(&format!("paths.{name}"), "must not hold an empty text: give the end of a path"));
+        }
+    }
+    Ok(paths)
+}
+
 /// The secret, or what the environment variable holds that `secret_env` names.
 fn secret(top: &mut Fields<'_>) -> Result<String, ConfigError> {
     let (text, variable) = (top.text("secret")?, top.text("secret_env")?);
+    // It travels as a header's value, and the bridge reads its own without the white space around it.
+    let fits = |text: &str| text.trim() == text && text.bytes().all(|b| (b' '..=b'~').contains(&b));
+    if text.as_deref().is_some_and(|text| !fits(text)) {
+        return Err(top.error("secret", "must be visible ASCII without spaces around it: it is sent as a header"));
+    }
     let Some(variable) = variable else { return Ok(text.unwrap_or_default()) };
     if text.is_some() {
         return Err(top.error("secret_env", "stands beside \"secret\": keep one of the two"));
@@ -103,13 +126,14 @@ fn secret(top: &mut Fields<'_>) -> Result<String, ConfigError> {
         Ok(value) if !value.trim().is_empty() => Ok(value.trim().to_owned()),
         // Only Envoy's VM is given the variable: a check elsewhere takes it for granted.
         _ if !cfg!(target_family = "wasm") => Ok(format!("the value of {variable}")),
-        _ => Err(top.error(
-            "secret_env",
-            format!(
-                "\"{variable}\" is not set in the VM: set it for Envoy and name it in vm_config.environment_variables.host_env_keys"
-            ),
-        )),
+        _ => Err(unset_secret(&variable)),
     }
+}
+
+/// That the environment variable with the secret is not there.
+pub fn unset_secret(variable: &str) -> ConfigError {
+    let mend = "set it for Envoy and name it in vm_config.environment_variables.host_env_keys";
+    ConfigError::new("secret_env", format!("\"{variable}\" is not set in the VM: {mend}"))
 }
 
 fn model(path: String, value: &Value) -> Result<Model, ConfigError> {

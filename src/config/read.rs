@@ -3,6 +3,7 @@
 //! Every field that is taken is remembered; [`Fields::finish`] refuses the ones that nobody asked for and names
 //! the nearest known one.
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -126,6 +127,9 @@ impl<'a> Fields<'a> {
     pub fn header(&mut self, name: &'static str, default: &str) -> Result<String, ConfigError> {
         let text = self.text(name)?.unwrap_or_else(|| default.to_owned());
         let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
+        if ["host", "connection", "content-length", "transfer-encoding", "te", "upgrade"].contains(&text.as_str()) {
+            return Err(self.error(name, format!("\"{text}\" has a meaning of its own in HTTP: take another name")));
+        }
         if !text.is_empty() && text.bytes().all(fits) {
             return Ok(text);
         }
@@ -134,13 +138,8 @@ impl<'a> Fields<'a> {
 
     /// Refuses every field that was not read.
     pub fn finish(self) -> Result<(), ConfigError> {
-        let Some(unknown) = self.map.keys().find(|k| !self.known.contains(&k.as_str())) else { return Ok(()) };
-        let nearest = self.known.iter().map(|k| (distance(k, unknown), *k)).min();
-        let mend = match nearest {
-            Some((d, known)) if d <= 3 => format!("did you mean \"{known}\"?"),
-            _ => format!("remove it; known here: {}", self.known.join(", ")),
-        };
-        Err(self.error(unknown, format!("is no field that kvroute knows: {mend}")))
+        let Some(name) = self.map.keys().find(|k| !self.known.contains(&k.as_str())) else { return Ok(()) };
+        Err(unknown(&self.at(name), name, &self.known))
     }
 }
 
@@ -180,23 +179,64 @@ fn distance(a: &str, b: &str) -> usize {
 
 impl Fields<'_> {
     /// A part that another module reads by serde. The error names the field at fault: each field of the object
-    /// is tried alone, so every type read here has a default for each field.
-    pub fn part<T: DeserializeOwned + Default>(&mut self, name: &'static str) -> Result<T, ConfigError> {
+    /// is tried alone, so every type read here has a default for each field, and shows its fields when serialised.
+    pub fn part<T: DeserializeOwned + Serialize + Default>(&mut self, name: &'static str) -> Result<T, ConfigError> {
         let path = self.at(name);
         let Some(value) = self.take(name) else { return Ok(T::default()) };
+        let Value::Object(map) = value else {
+            return Err(ConfigError::new(&path, format!("must be an object, not {}", kind(value))));
+        };
         let error = match T::deserialize(value) {
             Ok(part) => return Ok(part),
             Err(error) => error,
         };
-        let Value::Object(map) = value else {
-            return Err(ConfigError::new(&path, format!("must be an object, not {}", kind(value))));
-        };
+        let default = serde_json::to_value(T::default()).unwrap_or_default();
+        let known: Vec<&str> = default.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect();
         for (key, field) in map {
+            if !known.contains(&key.as_str()) {
+                return Err(unknown(&format!("{path}.{key}"), key, &known));
+            }
             let alone = Value::Object(Map::from_iter([(key.clone(), field.clone())]));
             if let Err(error) = T::deserialize(&alone) {
-                return Err(ConfigError::new(&format!("{path}.{key}"), error.to_string()));
+                return Err(ConfigError::new(&format!("{path}.{key}"), serde_mistake(&error.to_string())));
             }
         }
         Err(ConfigError::new(&path, error.to_string()))
     }
+}
+
+/// That a field is not known, and the nearest known one.
+fn unknown(path: &str, name: &str, known: &[&str]) -> ConfigError {
+    let nearest = known.iter().map(|k| (distance(k, name), *k)).min();
+    let mend = match nearest {
+        Some((d, known)) if d <= 3 => format!("did you mean \"{known}\"?"),
+        _ => format!("remove it; known here: {}", known.join(", ")),
+    };
+    ConfigError::new(path, format!("is no field that kvroute knows: {mend}"))
+}
+
+/// serde's "invalid type: string "8k", expected u64" in the words of the other errors.
+fn serde_mistake(text: &str) -> String {
+    let rest = text.strip_prefix("invalid type: ").or_else(|| text.strip_prefix("invalid value: "));
+    let Some((found, expected)) = rest.and_then(|rest| rest.rsplit_once(", expected ")) else {
+        return text.to_owned();
+    };
+    let expected = match expected {
+        "u32" | "u64" | "usize" => "a whole number that is not negative",
+        "i32" | "i64" => "a whole number",
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        other => other,
+    };
+    let found = match found {
+        "map" => "an object",
+        "sequence" => "a list",
+        other => ["string ", "integer `", "floating point `", "boolean `"]
+            .iter()
+            .find_map(|kind| other.strip_prefix(kind))
+            .map_or(other, |found| found.trim_end_matches('`')),
+    };
+    format!("must be {expected}, not {found}")
 }

@@ -35,8 +35,14 @@ impl Setup {
     }
 }
 
+/// That the engine's flags or the template cannot be followed.
+pub fn cannot_follow(path: &str, what: &str) -> ConfigError {
+    ConfigError::new(&format!("{path}.engine"), format!("cannot be followed: {what}"))
+}
+
 impl Model {
-    fn new(config: config::Model, packs: &[Pack], path: &str) -> Result<Model, ConfigError> {
+    /// Finds the pack and compiles the template of the model whose configuration stands at `path`.
+    pub fn new(config: config::Model, packs: &[Pack], path: &str) -> Result<Model, ConfigError> {
         if !config.enabled {
             return Ok(Model { config, ready: None });
         }
@@ -48,8 +54,8 @@ impl Model {
             };
             return Err(ConfigError::new(&format!("{path}.pack"), format!("\"{}\" is not there: {mend}", config.pack)));
         };
-        let renderer = Renderer::new(pack.template_source().clone(), &config.engine)
-            .map_err(|what| ConfigError::new(&format!("{path}.engine"), format!("cannot be followed: {what}")))?;
+        let renderer =
+            Renderer::new(pack.template_source().clone(), &config.engine).map_err(|what| cannot_follow(path, &what))?;
         Ok(Model { config, ready: Some((pack.clone(), renderer)) })
     }
 

@@ -13,7 +13,7 @@ use super::words::{Dice, Vocabulary};
 use crate::blocks::TokenId;
 use crate::explain::truncate;
 use crate::nokey::{NoKey, NoKeyReason};
-use crate::pack::Pack;
+use crate::pack::wasm;
 use crate::request::{Api, Body, EngineFlags, PromptInput, Renderer};
 use crate::tokenizer::Tokenizer;
 
@@ -28,7 +28,7 @@ struct PackTokenizer {
 /// pack only.
 pub fn factory(file: PathBuf, name: Option<String>, flags: EngineFlags) -> anyhow::Result<TokenizerFactory> {
     let bytes = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let packs = Pack::parse(bytes).with_context(|| file.display().to_string())?;
+    let packs = wasm::packs_of(bytes).with_context(|| file.display().to_string())?;
     let pack = match &name {
         Some(name) => packs.into_iter().find(|pack| pack.name() == name),
         None if packs.len() > 1 => bail!("{} has {} packs; say which one", file.display(), packs.len()),

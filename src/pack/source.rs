@@ -6,12 +6,12 @@ use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::PackError;
-use crate::template::TemplateSource;
+use crate::template::{ChatTemplates, Template, TemplateSource};
 
 /// Choices of the user about a directory.
 #[derive(Clone, Debug, Default)]
 pub struct SourceOptions {
-    /// A base model: no chat template is fine, and chat requests get no key.
+    /// A base model: no chat template is fine, and one that cannot be rendered is left out; chat requests get no key.
     pub allow_no_template: bool,
     /// Stands in for `model_type` of `config.json`, as the engine's `--hf-overrides` would.
     pub model_type: Option<String>,
@@ -82,6 +82,16 @@ impl ModelDir {
                 "chat_template: missing, and there is no chat_template.jinja; add the template that the engine is started with, or say --allow-no-template for a base model (chat requests then get no key)",
             ));
         }
+        if !harmony && let Err((name, why)) = compiles(template.chat_template.as_ref()) {
+            if !options.allow_no_template {
+                let file = if jinja.is_some() { "chat_template.jinja" } else { "tokenizer_config.json" };
+                let what = format!(
+                    "the chat template{name}: {why}; kvroute cannot render it as the engine does. Pack it with --allow-no-template for its completions alone, or where the engine is started with another --chat-template that the filter's configuration has as well"
+                );
+                return Err(reader.error(file, &what));
+            }
+            template.chat_template = None;
+        }
         if let Some(model_type) = &options.model_type {
             reader.hash.update(model_type.as_bytes());
         }
@@ -93,6 +103,18 @@ impl ModelDir {
     pub fn default_name(&self) -> Option<String> {
         let full = self.path.canonicalize().ok()?;
         Some(full.file_name()?.to_str()?.to_owned())
+    }
+}
+
+/// Whether the templates that the engine takes by itself can be rendered; else the name of one, and why not.
+fn compiles(templates: Option<&ChatTemplates>) -> Result<(), (String, String)> {
+    match templates {
+        None => Ok(()),
+        Some(ChatTemplates::Single(source)) => Template::compile(source).map(drop).map_err(|e| (String::new(), e)),
+        Some(ChatTemplates::Named(list)) => ["default", "tool_use"].into_iter().try_for_each(|name| {
+            let compiled = list.get(name).map(|source| Template::compile(source));
+            compiled.transpose().map(drop).map_err(|e| (format!(" \"{name}\""), e))
+        }),
     }
 }
 

@@ -11,8 +11,8 @@ use wasm_encoder::{
 };
 use wasmparser::{DataKind, ExternalKind, Operator, Parser, Payload};
 
-use super::PackError;
 use super::embedded::{DESCRIPTOR_EXPORT, DESCRIPTOR_MAGIC};
+use super::{Pack, PackError};
 
 const CUSTOM: &str = "kvroute.packs";
 const PAGE: u64 = 65536;
@@ -31,6 +31,17 @@ struct Filter<'a> {
 /// The pack file inside a filter; `None` if it has none.
 pub fn extract(wasm: &[u8]) -> Result<Option<&[u8]>, PackError> {
     Ok(Filter::parse(wasm)?.packs)
+}
+
+/// The packs of a pack file, or of the filter that has them in it.
+pub fn packs_of(bytes: Vec<u8>) -> Result<Vec<Pack>, PackError> {
+    match is_wasm(&bytes) {
+        false => Pack::parse(bytes),
+        true => match extract(&bytes)? {
+            Some(packs) => Pack::parse(packs.to_vec()),
+            None => Err(PackError::new("no pack in it; put one in with kvroute pack --wasm")),
+        },
+    }
 }
 
 /// Whether bytes are a wasm module at all.

@@ -75,8 +75,8 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// What is wrong with it, if anything: the field and the mend.
-    pub fn check(&self) -> Result<(), String> {
+    /// What is wrong with it, if anything: the field, and what would be right.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
         let weights = [
             ("queue", self.queue),
             ("context", self.context),
@@ -89,7 +89,7 @@ impl Policy {
         ];
         for (name, value) in weights {
             if !(0.0..=1e9).contains(&value) {
-                return Err(format!("{name} is {value}: give a number from 0 to 1000000000"));
+                return Err((name, format!("must be a number from 0 to 1000000000, not {value}")));
             }
         }
         let shares = [
@@ -102,11 +102,11 @@ impl Policy {
         ];
         for (name, value) in shares {
             if !(0.0..=1.0).contains(&value) {
-                return Err(format!("{name} is {value}: give a number from 0 to 1"));
+                return Err((name, format!("must be a number from 0 to 1, not {value}")));
             }
         }
         if self.candidates > 16 {
-            return Err(format!("candidates is {}: give at most 16", self.candidates));
+            return Err(("candidates", format!("must be a whole number from 0 to 16, not {}", self.candidates)));
         }
         Ok(())
     }

@@ -115,14 +115,7 @@ struct Models {
 impl Models {
     fn read(pack: &Path, config: Option<&Path>) -> Result<Models> {
         let at = || pack.display().to_string();
-        let bytes = std::fs::read(pack).with_context(at)?;
-        let bytes = match wasm::is_wasm(&bytes) {
-            true => {
-                wasm::extract(&bytes).with_context(at)?.with_context(|| format!("{}: no pack in it", at()))?.to_vec()
-            }
-            false => bytes,
-        };
-        let packs = Pack::parse(bytes).with_context(at)?;
+        let packs = wasm::packs_of(std::fs::read(pack).with_context(at)?).with_context(at)?;
         let config = config.map(|path| {
             let at = || path.display().to_string();
             Config::parse(&std::fs::read(path).with_context(at)?).with_context(at)
