@@ -199,7 +199,7 @@ async fn run_policy(args: &Args, files: &Files, label: &str, balancing: Balancin
     Ok(PolicyReport {
         requests: report.requests,
         errors: report.errors,
-        cached_share: report.cached_share,
+        cached_share: (report.cached_share * 1e4).round() / 1e4,
         ttft_ms: report.ttft_ms,
         requests_per_replica: report.requests_per_replica,
     })

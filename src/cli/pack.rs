@@ -1,10 +1,13 @@
 //! `kvroute pack`: model directories to pack files, and packs into the filter.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use indicatif::ProgressBar;
 
 use crate::pack::build::{self, BuildOptions, SourceOptions};
 use crate::pack::{Pack, wasm};
@@ -62,7 +65,10 @@ pub fn run(args: PackArgs) -> Result<ExitCode> {
     let mut files = Vec::new();
     if let Some(dir) = &args.model_dir {
         let source = SourceOptions { allow_no_template: args.allow_no_template, model_type: args.model_type.clone() };
-        let file = build::build(dir, &BuildOptions { name: args.name.clone(), source })?;
+        let spinner = spinner();
+        let file = build::build(dir, &BuildOptions { name: args.name.clone(), source });
+        spinner.finish_and_clear();
+        let file = file?;
         verify(dir, &file, &args.verify)?;
         files.push(file);
     }
@@ -82,6 +88,16 @@ pub fn run(args: PackArgs) -> Result<ExitCode> {
     write(&args.output, &out)?;
     println!("wrote {}: {:.1} MB", args.output.display(), out.len() as f64 / 1e6);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Shows that it works, on a terminal: the comparison with the crate takes seconds.
+fn spinner() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let spinner = ProgressBar::new_spinner().with_message("packing, and comparing every id with the tokenizers crate");
+    spinner.enable_steady_tick(Duration::from_millis(120));
+    spinner
 }
 
 fn verify(dir: &Path, file: &[u8], texts: &[PathBuf]) -> Result<()> {

@@ -58,12 +58,13 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// Nearest rank.
+    /// Nearest rank, to the microsecond.
     fn of(mut times: Vec<f64>) -> Percentiles {
         times.sort_by(f64::total_cmp);
         let at = |percent: f64| {
             let rank = (times.len() as f64 * percent / 100.0).ceil() as usize;
-            times.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+            let time = times.get(rank.saturating_sub(1)).copied().unwrap_or(0.0);
+            (time * 1e3).round() / 1e3
         };
         Percentiles { p50: at(50.0), p90: at(90.0), p99: at(99.0) }
     }
