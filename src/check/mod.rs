@@ -1,18 +1,18 @@
 //! Judges a configuration before Envoy runs on it.
 //!
-//! In: the plugin's configuration alone, or files with Envoy's configuration around it. Out: a [`Report`]: every
+//! In: the plugin's configuration alone, or files with Envoy's configuration around it. Out: a [[`Report`]]: every
 //! instance of the filter that was found, and what is wrong, first with each configuration (the same line that
 //! `on_configure` gives), then with what stands around it and breaks a gateway without a word.
 //!
 //! | part | module |
 //! |---|---|
-//! | files, JSON and YAML, what they refer to | [`input`] |
-//! | values with the path at which they stand | [`tree`] |
-//! | listeners, filter chains, clusters | [`envoy`] |
-//! | instances of the filter, each for itself | [`instance`] |
-//! | filters and routes around a router | [`chain`], [`route`] |
-//! | instances against each other | [`together`] |
-//! | models against their packs | [`models`] |
+//! | files, JSON and YAML, what they refer to | `input` |
+//! | values with the path at which they stand | `tree` |
+//! | listeners, filter chains, clusters | `envoy` |
+//! | instances of the filter, each for itself | `instance` |
+//! | filters and routes around a router | `chain`, `route` |
+//! | instances against each other | `together` |
+//! | models against their packs | `models` |
 
 mod chain;
 mod envoy;
