@@ -1,6 +1,6 @@
 //! Judges a configuration before Envoy runs on it.
 //!
-//! In: the plugin's configuration alone, or files with Envoy's configuration around it. Out: a [[`Report`]]: every
+//! In: the plugin's configuration alone, or files with Envoy's configuration around it. Out: a [`Report`]: every
 //! instance of the filter that was found, and what is wrong, first with each configuration (the same line that
 //! `on_configure` gives), then with what stands around it and breaks a gateway without a word.
 //!
