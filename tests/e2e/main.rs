@@ -8,4 +8,5 @@ mod fail_open;
 mod faults;
 mod feed;
 mod harness;
+mod look;
 mod steering;

@@ -1,0 +1,216 @@
+//! A look inside: what the admin instance answers, to whom, and what the command line makes of it.
+
+use std::path::PathBuf;
+
+use kvroute::blocks::BlockHash;
+use kvroute::explain::{Explanation, Model, explain};
+use kvroute::feed::batch::{Batch, BatchHeader};
+use kvroute::feed::record::{Record, ReplicaInfo, Tier, Trust};
+use kvroute::feed::{Epoch, FeedReplicaId};
+use kvroute::look::{Choice, EXPLAIN_PATH, SECRET_HEADER, STATE_PATH, WorkerState};
+use kvroute::pack::Pack;
+use kvroute::request::{Api, ApiPaths, Body, EngineFlags, Renderer};
+use serde_json::{Value, json};
+
+use crate::harness::{BLOCK, Conversation, Gateway, MODEL, Setup, client, eventually, kvroute, pack_file, words};
+
+/// A gateway to which the model is known as "m", too.
+fn with_alias() -> Setup {
+    let mut setup = Setup::default();
+    setup.bootstrap.router["models"][0]["aliases"] = json!(["m"]);
+    setup
+}
+
+/// What a worker would do with a body.
+async fn ask(gateway: &Gateway, path: &str, body: impl Into<reqwest::Body>) -> Choice {
+    let url = format!("http://{}{EXPLAIN_PATH}?path={path}", gateway.envoy.ingest());
+    let request = client().post(url).header(SECRET_HEADER, &gateway.envoy.bootstrap().secret);
+    let response = request.body(body).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    response.json().await.unwrap()
+}
+
+/// Explains as `kvroute explain` does, without a gateway.
+struct Here {
+    renderer: Renderer,
+    pack: Pack,
+}
+
+impl Here {
+    fn new() -> Here {
+        let pack = Pack::parse(std::fs::read(pack_file()).unwrap()).unwrap().remove(0);
+        let renderer = Renderer::new(pack.template_source().clone(), &EngineFlags::default()).unwrap();
+        Here { renderer, pack }
+    }
+
+    fn explain(&self, path: &str, body: &[u8]) -> Explanation {
+        let model = Model {
+            name: MODEL,
+            renderer: &self.renderer,
+            tokenizer: self.pack.tokenizer().unwrap(),
+            specials_in_front: self.pack.meta().specials.prefix.len(),
+            block_size: BLOCK,
+            hash_seed: "",
+        };
+        let api = Api::from_path(path, &ApiPaths::default()).unwrap();
+        match Body::parse(body) {
+            Ok(body) => explain(&model, api, &body, 0),
+            Err(reason) => Explanation::without_key(reason),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_wasm_explains_the_golden_requests_as_the_command_line_does() {
+    let data = std::env::var_os("KVROUTE_DATA")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/data"), PathBuf::from);
+    let Ok(cases) = std::fs::read_to_string(data.join("golden/qwen3.jsonl")) else {
+        eprintln!("SKIPPED: no golden data in {}; set KVROUTE_DATA", data.display());
+        return;
+    };
+    let gateway = Gateway::start(with_alias()).await;
+    let here = Here::new();
+    let (mut keys, mut refused) = (0, 0);
+    for line in cases.lines().skip(1) {
+        let case: Value = serde_json::from_str(line).unwrap();
+        let (path, body) = (case["endpoint"].as_str().unwrap(), case["body"].as_str().unwrap());
+        let choice = ask(&gateway, path, body.to_owned()).await;
+        if choice.explanation.no_key.as_ref().is_some_and(|reason| reason.reason == "unknown_model") {
+            assert_ne!(case["status"], 200, "{}", case["name"]);
+            continue;
+        }
+        assert_eq!(choice.explanation, here.explain(path, body.as_bytes()), "{}", case["name"]);
+        assert_eq!(choice.pick.is_some(), choice.explanation.no_key.is_none(), "{}: {choice:?}", case["name"]);
+        match choice.pick {
+            Some(_) => keys += 1,
+            None => refused += 1,
+        }
+    }
+    assert!(keys > 50 && refused > 20, "{keys} with a key, {refused} without");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_shown_without_the_secret_or_to_clients() {
+    let gateway = Gateway::start(Setup::default()).await;
+    let secret = gateway.envoy.bootstrap().secret.clone();
+    let body = || json!({"model": MODEL, "prompt": "Hello"}).to_string();
+    let inside = |path: &str| format!("http://{}{path}", gateway.envoy.ingest());
+    for given in [None, Some(String::new()), Some(secret[1..].to_owned()), Some(format!("{secret}x"))] {
+        for request in [client().get(inside(STATE_PATH)), client().post(inside(EXPLAIN_PATH)).body(body())] {
+            let request = match &given {
+                Some(given) => request.header(SECRET_HEADER, given),
+                None => request,
+            };
+            let response = request.send().await.unwrap();
+            assert_eq!(response.status(), 401, "{given:?}");
+            let text = response.text().await.unwrap();
+            assert_eq!(text, r#"{"error":"wrong or no x-kvroute-secret"}"#, "{given:?}");
+        }
+    }
+    // For clients these are paths like any other that a replica does not know, whatever they know.
+    for path in [STATE_PATH, EXPLAIN_PATH] {
+        let request = |path: &str| client().post(gateway.url(path)).header(SECRET_HEADER, &secret).body(body());
+        let there = request(path).send().await.unwrap();
+        let nowhere = request("/kvroute/v1/no-such-path").send().await.unwrap();
+        assert_eq!(there.status(), nowhere.status());
+        assert!(there.headers().contains_key("x-mock-replica"), "a replica answers");
+        assert_eq!(there.text().await.unwrap(), nowhere.text().await.unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_shows_every_worker_and_the_pick() {
+    let gateway = Gateway::start(Setup::default()).await;
+    let mut conversation = Conversation::default();
+    let answer = gateway.turn(&mut conversation, &words(7, 200)).await;
+    gateway.nudge(gateway.index_of(&answer.replica)).await;
+    gateway.settled().await;
+    let holder = gateway.replica(gateway.index_of(&answer.replica)).http_addr().to_string();
+    let url = format!("http://{}", gateway.envoy.ingest());
+    let secret = gateway.envoy.bootstrap().secret.clone();
+    let to = ["--gateway", &url, "--secret", &secret, "--all-workers"];
+
+    let states: Vec<WorkerState> =
+        serde_json::from_str(&kvroute(&[&["state"][..], &to, &["--json"]].concat())).unwrap();
+    let mut slots: Vec<_> = states.iter().map(|state| state.slot).collect();
+    slots.sort_unstable();
+    assert_eq!(slots, [Some(0), Some(1)]);
+    let text = kvroute(&[&["state"][..], &to].concat());
+    for expected in ["worker with slot 0", "worker with slot 1", &holder] {
+        assert!(text.contains(expected), "{text}");
+    }
+
+    conversation.messages.push(json!({"role": "user", "content": "And now?"}));
+    let body = std::env::temp_dir().join(format!("kvroute-look-{}.json", std::process::id()));
+    std::fs::write(&body, conversation.body()).unwrap();
+    let pack = pack_file();
+    // With the pack as well: fails where the gateway comes to another key.
+    let files = ["--pack", pack.to_str().unwrap(), body.to_str().unwrap()];
+    let choices: Vec<Choice> =
+        serde_json::from_str(&kvroute(&[&["explain"][..], &to, &files, &["--json"]].concat())).unwrap();
+    assert_eq!(choices.len(), 2);
+    for choice in &choices {
+        assert_eq!(choice.pick.as_deref(), Some(holder.as_str()), "{choice:?}");
+        assert!(choice.candidates[0].matched_blocks > 10, "{choice:?}");
+        assert!(choice.candidates.iter().all(|c| c.cost >= choice.candidates[0].cost), "{choice:?}");
+    }
+    let text = kvroute(&[&["explain"][..], &to, &files].concat());
+    assert!(text.contains("⟦0⟧") && text.contains(&format!("pick    {holder}")), "{text}");
+    std::fs::remove_file(&body).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_in_different_states_answer_differently_and_say_which_they_are() {
+    let gateway = Gateway::start(Setup { bridge: false, ..Setup::default() }).await;
+    let prompt = json!({"model": MODEL, "prompt": words(3, 300)}).to_string();
+    // The first worker takes part, gets a batch, and only then the second one joins, without a bridge to pull from.
+    let first = eventually("a worker has a slot", async || {
+        let _ = client().get(gateway.url("/v1/models")).send().await;
+        ask(&gateway, "/v1/completions", prompt.clone()).await.slot
+    })
+    .await;
+    let key = Here::new().explain("/v1/completions", prompt.as_bytes()).block_hashes;
+    let hashes: Vec<BlockHash> = key.iter().map(|hash| BlockHash(u64::from_str_radix(hash, 16).unwrap())).collect();
+    let replica = FeedReplicaId(1);
+    let address = gateway.replica(0).http_addr().to_string();
+    let model = MODEL.to_owned();
+    let info = ReplicaInfo {
+        id: replica,
+        address,
+        model,
+        block_size: BLOCK,
+        rank: 0,
+        capacity_blocks: 0,
+        trust: Trust::Exact,
+    };
+    let blocks = hashes.len() as u64;
+    let records =
+        vec![Record::Replica(info), Record::Stored { replica, tier: Tier::Gpu, parent: None, ends: vec![], hashes }];
+    let header = BatchHeader { epoch: Epoch { term: 1, id: 42 }, seq: 1 };
+    let feed = client().post(format!("http://{}/kvroute/v1/feed", gateway.envoy.ingest()));
+    let feed = feed.header(SECRET_HEADER, &gateway.envoy.bootstrap().secret);
+    assert_eq!(feed.body(Batch { header, records }.encode()).send().await.unwrap().status(), 200);
+    gateway.all_have_slots().await;
+
+    let states = gateway.states().await;
+    assert_eq!(states.len(), 2);
+    for (slot, state) in &states {
+        assert_eq!(state.slot, Some(*slot));
+        let knows = if *slot == first { (1, blocks) } else { (0, 0) };
+        assert_eq!((state.replicas.len(), state.index.blocks), knows, "{state:?}");
+    }
+    let mut asked = std::collections::BTreeMap::new();
+    eventually("both workers have explained", async || {
+        let choice = ask(&gateway, "/v1/completions", prompt.clone()).await;
+        asked.insert(choice.slot?, choice);
+        (asked.len() == 2).then_some(())
+    })
+    .await;
+    for (slot, choice) in &asked {
+        assert_eq!(choice.explanation.block_hashes, key);
+        let matched: Vec<u64> = choice.candidates.iter().map(|c| c.matched_blocks).collect();
+        let expected = if *slot == first { vec![blocks] } else { vec![] };
+        assert_eq!(matched, expected, "{choice:?}");
+        assert_eq!(choice.no_pick.is_some(), *slot != first, "{choice:?}");
+    }
+}
