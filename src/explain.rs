@@ -78,6 +78,13 @@ impl Explanation {
     pub fn without_key(reason: NoKeyReason) -> Self {
         Explanation { no_key: Some(reason.into()), ..Explanation::default() }
     }
+
+    /// Whether it comes to the same as `other`, however the two say why there is no key.
+    pub fn agrees(&self, other: &Explanation) -> bool {
+        let label = |e: &Explanation| e.no_key.as_ref().map(|reason| reason.reason.clone());
+        let rest = |e: &Explanation| Explanation { no_key: None, ..e.clone() };
+        label(self) == label(other) && rest(self) == rest(other)
+    }
 }
 
 /// Follows one request body of `api` through rendering, tokenizing and hashing.

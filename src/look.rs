@@ -40,6 +40,8 @@ pub struct WorkerState {
     pub index: IndexState,
     /// Memory of the VM by owner, in bytes.
     pub memory: Vec<MemoryUse>,
+    /// The bound of what is in use, past which requests get no key.
+    pub max_memory_bytes: u64,
     /// Requests under way.
     pub jobs: u64,
 }
@@ -64,6 +66,8 @@ pub struct FeedState {
     pub backlog: u64,
     /// Since the last batch or heartbeat; null when there was none.
     pub age_ms: Option<u64>,
+    /// That is so long that the bridge must be gone: what is believed counts for less.
+    pub quiet: bool,
 }
 
 /// One replica (one data-parallel rank of one engine).
@@ -80,12 +84,12 @@ pub struct ReplicaState {
     pub trust: String,
     /// Blocks that it is believed to hold.
     pub blocks: u64,
-    /// Of them, those from before an unfilled gap.
-    pub unconfirmed_blocks: u64,
     /// Blocks that it is expected to hold soon.
     pub predicted_blocks: u64,
     /// Blocks that its cache can hold; 0 when unknown.
     pub capacity_blocks: u64,
+    /// Blocks of it were given up, since the index is full.
+    pub truncated: bool,
     /// Its load.
     pub load: Load,
 }
@@ -126,7 +130,8 @@ pub struct IndexState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemoryUse {
-    /// `index`, `jobs`, `vm`, …
+    /// `vm` is all that is in use; `index`, `jobs`, … are parts of it. `pages` is what the VM has taken from Envoy and
+    /// never gives back.
     pub owner: String,
     /// Bytes.
     pub bytes: u64,
@@ -145,8 +150,14 @@ pub struct Choice {
     pub explanation: Explanation,
     /// The replicas of the model, best first.
     pub candidates: Vec<Candidate>,
+    /// How many replicas were compared; `candidates` has the best of them.
+    pub compared: u64,
     /// `ip:port` of the best; null where plain load balancing decides.
     pub pick: Option<String>,
+    /// What decided: `cache`, `load`, `tie` or `only`.
+    pub reason: Option<String>,
+    /// Where the feed stands, on which all this rests.
+    pub feed: FeedState,
     /// Why it decides, where the request has a key.
     pub no_pick: Option<Reason>,
 }
@@ -165,8 +176,16 @@ pub struct Candidate {
     pub matched_blocks: u64,
     /// Tokens of the prompt that it would have to compute.
     pub uncached_tokens: u64,
+    /// Of those that it need not, tokens whose blocks are only predicted.
+    pub predicted_tokens: u64,
     /// Its load.
     pub load: Load,
-    /// What the request would cost there; the least wins.
+    /// What the request would cost there, in tokens of prefill; the least wins.
     pub cost: f64,
+    /// Of it, tokens of the prompt that are not cached, or whose cached blocks are not relied on.
+    pub cost_prefill: f64,
+    /// Of it, for the load.
+    pub cost_load: f64,
+    /// Of it, for being home to more conversations than the others.
+    pub cost_crowding: f64,
 }

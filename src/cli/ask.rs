@@ -114,8 +114,9 @@ async fn once<T: Answer>(client: &reqwest::Client, url: &str, secret: &str, body
     match status.as_u16() {
         200 => serde_json::from_str(&text).with_context(|| format!("{url}: an answer that this kvroute cannot read")),
         401 => bail!("{url}: 401, the secret is not the gateway's"),
-        404 => bail!("{url}: 404, no admin instance there; --gateway is the listener that the bridge posts to"),
-        _ => bail!("{url}: {status} {}", text.trim()),
+        // In its own answers the filter says what is wrong.
+        400 | 503 if text.starts_with("{\"error\"") => bail!("{url}: {status} {}", text.trim()),
+        _ => bail!("{url}: {status}, no admin instance there: --gateway is the listener that the bridge posts to"),
     }
 }
 

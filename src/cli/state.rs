@@ -1,12 +1,13 @@
 //! `kvroute state`: what the workers of a running gateway believe.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 
 use super::ask::GatewayArgs;
-use super::table::{Paint, bytes, grouped, table};
+use super::table::{Paint, bytes, grouped, harmless, table};
 use crate::look::{FeedState, Load, ReplicaState, WorkerState};
 
 const EXAMPLES: &str = r#"Examples:
@@ -44,37 +45,37 @@ pub fn run(args: StateArgs) -> Result<ExitCode> {
 /// A worker for people.
 fn text(worker: &WorkerState, paint: Paint) -> String {
     let index = &worker.index;
-    let memory: Vec<String> = worker.memory.iter().map(|m| format!("{} {}", m.owner, bytes(m.bytes))).collect();
     let mut out = format!(
         "{}\nfeed      {}\nindex     {} blocks, {} of {}\nmemory    {}\nrequests  {} under way\n",
         paint.bold(&title(worker.slot, &worker.live_slots)),
-        feed(&worker.feed),
+        feed(&worker.feed, paint),
         grouped(index.blocks),
         bytes(index.bytes),
         bytes(index.max_bytes),
-        if memory.is_empty() { "unknown".to_owned() } else { memory.join(", ") },
+        memory(worker),
         worker.jobs,
     );
-    if worker.replicas.is_empty() {
+    let Some(first) = worker.replicas.first() else {
         out.push_str("replicas  none known\n");
         return out;
+    };
+    // Most gateways have one model; its name would make the table too wide.
+    let one_model = worker.replicas.iter().all(|r| r.model == first.model);
+    if one_model {
+        out.push_str(&format!("model     {}\n", harmless(&first.model)));
     }
-    let headers = [
-        "replica",
-        "model",
-        "trust",
-        "blocks",
-        "unconfirmed",
-        "predicted",
-        "of",
-        "booked",
-        "prefill",
-        "running",
-        "waiting",
-        "cache",
-    ];
-    let rows = worker.replicas.iter().map(row);
-    out.push_str(&format!("\n{}\n", table(&headers, 3, rows).trim_fmt()));
+    let mut headers = vec!["replica", "trust", "blocks", "predicted", "of"];
+    headers.extend(LOAD);
+    let mut rows: Vec<Vec<String>> = worker.replicas.iter().map(row).collect();
+    if !one_model {
+        headers.insert(1, "model");
+        rows.iter_mut().zip(&worker.replicas).for_each(|(row, r)| row.insert(1, harmless(&r.model)));
+    }
+    out.push_str(&format!("\n{}\n\n{LEGEND}", table(&headers, if one_model { 2 } else { 3 }, rows).trim_fmt()));
+    out.push_str(&trust_notes(worker.replicas.iter().map(|r| r.trust.as_str())));
+    if worker.replicas.iter().any(|r| r.truncated) {
+        out.push_str("+ holds more: the index is full, and blocks were given up (limits.index_bytes)\n");
+    }
     out
 }
 
@@ -82,7 +83,9 @@ fn text(worker: &WorkerState, paint: Paint) -> String {
 pub fn title(slot: Option<u32>, live_slots: &[u32]) -> String {
     match slot {
         Some(slot) => format!("worker with slot {slot} (live slots: {})", list(live_slots)),
-        None => format!("worker without a slot yet (live slots: {})", list(live_slots)),
+        None => {
+            format!("worker without a slot: it takes part from its first request on (live slots: {})", list(live_slots))
+        }
     }
 }
 
@@ -91,31 +94,51 @@ fn list(slots: &[u32]) -> String {
     if slots.is_empty() { "none".to_owned() } else { slots.join(", ") }
 }
 
-fn feed(feed: &FeedState) -> String {
-    let age = feed.age_ms.map_or("never heard of".to_owned(), |ms| format!("last heard of {ms} ms ago"));
-    let progress = if feed.sync == "syncing" { format!(" {:.0} %", feed.progress * 100.0) } else { String::new() };
+/// Where the feed stands, and what that means where it is not as it should be.
+pub fn feed(feed: &FeedState, paint: Paint) -> String {
+    let Some(ms) = feed.age_ms else {
+        return format!("{}: no batch of a bridge has come", paint.bold("none"));
+    };
+    let sync = match feed.sync.as_str() {
+        "syncing" => paint.bold(&format!("syncing, {:.0} % of the snapshot", feed.progress * 100.0)),
+        other => other.to_owned(),
+    };
+    let age = match feed.quiet {
+        false => format!("heard of {ms} ms ago"),
+        true => paint
+            .bold(&format!("SILENT for {} s, so matches count for less: is the bridge running?", grouped(ms / 1000))),
+    };
+    let waiting = if feed.backlog > 0 { format!(", {} waiting", grouped(feed.backlog)) } else { String::new() };
     format!(
-        "{}{progress}, term {} of bridge {}, applied {} of {}, {} waiting, {age}",
-        feed.sync, feed.term, feed.epoch, feed.applied_seq, feed.known_seq, feed.backlog
+        "{sync}, {age}; batch {} of {} applied{waiting}; bridge {} term {}",
+        grouped(feed.applied_seq),
+        grouped(feed.known_seq),
+        feed.epoch,
+        feed.term
     )
 }
 
+fn memory(worker: &WorkerState) -> String {
+    let of = |owner: &str| worker.memory.iter().find(|m| m.owner == owner).map(|m| m.bytes);
+    let Some(all) = of("vm") else { return "unknown".to_owned() };
+    let parts: Vec<_> = worker.memory.iter().filter(|m| m.owner != "vm" && m.owner != "pages").collect();
+    let other = all.saturating_sub(parts.iter().map(|m| m.bytes).sum());
+    let parts: Vec<String> = parts.iter().map(|m| format!("{} {}", m.owner, bytes(m.bytes))).collect();
+    let taken = of("pages").map_or(String::new(), |pages| format!("; {} taken from Envoy", bytes(pages)));
+    let bound = bytes(worker.max_memory_bytes);
+    format!("{} of {bound}: {}, other {}{taken}", bytes(all), parts.join(", "), bytes(other))
+}
+
 fn row(r: &ReplicaState) -> Vec<String> {
-    let [booked, prefill, running, waiting, cache] = load(&r.load);
-    vec![
+    let mut row = vec![
         address(&r.address, r.rank),
-        r.model.clone(),
         r.trust.clone(),
-        grouped(r.blocks),
-        grouped(r.unconfirmed_blocks),
+        format!("{}{}", grouped(r.blocks), if r.truncated { "+" } else { "" }),
         grouped(r.predicted_blocks),
         if r.capacity_blocks == 0 { "?".to_owned() } else { grouped(r.capacity_blocks) },
-        booked,
-        prefill,
-        running,
-        waiting,
-        cache,
-    ]
+    ];
+    row.extend(load(&r.load));
+    row
 }
 
 /// The replica's address, with its rank where it has several.
@@ -123,8 +146,27 @@ pub fn address(address: &str, rank: u32) -> String {
     if rank == 0 { address.to_owned() } else { format!("{address} rank {rank}") }
 }
 
-/// Booked requests and prefill tokens; running, waiting and cache use by the engine's own report.
-pub fn load(load: &Load) -> [String; 5] {
+/// What a trust other than exact means, once for each that occurs.
+pub fn trust_notes<'a>(trusts: impl Iterator<Item = &'a str>) -> String {
+    let occur: BTreeSet<&str> = trusts.collect();
+    let note = |trust: &str| match trust {
+        "catching_up" => "what it holds is being brought up to date; matches count for less (policy.catching_up)",
+        "stale" => "its events have a gap or have stopped; matches count for less (policy.stale)",
+        "no_events" => "it publishes none; only what was sent there is believed (policy.no_events)",
+        _ => "",
+    };
+    let notes = occur.into_iter().filter(|trust| !note(trust).is_empty());
+    notes.map(|trust| format!("{trust}: {}\n", note(trust))).collect()
+}
+
+/// Headers of [`load`].
+pub const LOAD: [&str; 6] = ["booked", "to prefill", "running", "waiting", "in use", "age"];
+/// What stands below them.
+pub const LEGEND: &str = "booked, to prefill: requests of this gateway there, and their tokens that are not computed yet\n\
+                          running, waiting, in use, age: the engine's own report, the share of its cache, seconds\n";
+
+/// Booked requests and prefill tokens; running, waiting, cache use and age by the engine's own report.
+pub fn load(load: &Load) -> [String; 6] {
     let reported = |n: Option<u32>| n.map_or("-".to_owned(), |n| grouped(n.into()));
     [
         grouped(load.booked_requests),
@@ -132,12 +174,26 @@ pub fn load(load: &Load) -> [String; 5] {
         reported(load.running),
         reported(load.waiting),
         load.kv_usage.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
+        load.age_ms.map_or("-".to_owned(), |ms| format!("{:.1}", ms as f64 / 1000.0)),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::look::MemoryUse;
+
+    #[test]
+    fn a_feed_that_is_not_as_it_should_be_says_so() {
+        let feed = |feed: &FeedState| super::feed(feed, Paint::plain());
+        assert_eq!(feed(&FeedState::default()), "none: no batch of a bridge has come");
+        let good = FeedState { sync: "synced".into(), epoch: "2a".into(), age_ms: Some(7), ..Default::default() };
+        assert_eq!(feed(&good), "synced, heard of 7 ms ago; batch 0 of 0 applied; bridge 2a term 0");
+        let quiet = feed(&FeedState { age_ms: Some(12_345), quiet: true, backlog: 3, ..good.clone() });
+        assert!(quiet.starts_with("synced, SILENT for 12 s") && quiet.contains(", 3 waiting;"), "{quiet}");
+        let syncing = feed(&FeedState { sync: "syncing".into(), progress: 0.424, ..good });
+        assert!(syncing.starts_with("syncing, 42 % of the snapshot, heard of 7 ms ago"), "{syncing}");
+    }
 
     #[test]
     fn a_worker_reads_as_an_aligned_table() {
@@ -148,19 +204,29 @@ mod tests {
             blocks,
             ..Default::default()
         };
-        let worker = WorkerState {
+        let used = |owner: &str, bytes| MemoryUse { owner: owner.into(), bytes };
+        let mut worker = WorkerState {
             slot: Some(1),
             live_slots: vec![0, 1],
+            memory: vec![used("vm", 5_000_000), used("index", 4_000_000), used("pages", 9_000_000)],
+            max_memory_bytes: 768_000_000,
             replicas: vec![replica("10.0.0.1:8000", 5), replica("10.0.0.12:8000", 12_345)],
             ..Default::default()
         };
-        let text = text(&worker, Paint::plain());
+        let text = super::text(&worker, Paint::plain());
+        assert!(text.contains("5.0 MB of 768.0 MB: index 4.0 MB, other 1.0 MB; 9.0 MB taken from Envoy\n"), "{text}");
+        assert!(text.contains("\nmodel     m\n"), "{text}");
         assert!(text.starts_with("worker with slot 1 (live slots: 0, 1)\n"), "{text}");
-        let lines: Vec<&str> = text.lines().filter(|l| l.contains("8000") || l.contains("trust")).collect();
+        let lines: Vec<&str> = text.lines().filter(|l| l.contains("8000") || l.contains("blocks  ")).collect();
         assert_eq!(lines.len(), 3, "{text}");
         let end = |line: &str, word: &str| line.find(word).unwrap() + word.len();
         assert_eq!(end(lines[0], "blocks"), end(lines[2], "12,345"), "{text}");
         assert_eq!(end(lines[1], " 5"), end(lines[2], "12,345"), "{text}");
         assert!(!text.contains('\x1b') && text.lines().all(|l| l == l.trim_end()), "{text:?}");
+        assert!(!text.contains("stale"), "{text}");
+        worker.replicas.push(ReplicaState { trust: "stale".into(), model: "n".into(), ..replica("10.0.0.3:8000", 1) });
+        let text = super::text(&worker, Paint::plain());
+        assert!(text.contains("10.0.0.3:8000   n      stale"), "{text}");
+        assert!(text.contains("\nstale: "), "{text}");
     }
 }

@@ -8,7 +8,7 @@ use crate::clock::Time;
 use crate::explain::{Explanation, Reason, explain};
 use crate::look::{Candidate, Choice, FeedState, IndexState, Load, MemoryUse, ReplicaState, WorkerState};
 use crate::nokey::{NoKey, NoKeyReason};
-use crate::replicas::stats::ReplicaStats;
+use crate::replicas::stats::{FleetStats, ReplicaStats};
 use crate::replicas::{Ask, Matching};
 use crate::request::{Api, Body};
 use crate::routing::{CandidateReceipt, Receipt};
@@ -18,31 +18,13 @@ pub fn state(router: &Router, host: &dyn Host) -> WorkerState {
     let now = host.now();
     let stats = router.fleet.stats(now);
     let (jobs, job_bytes) = router.jobs();
-    let sync = &stats.sync;
-    let known = sync.epoch != 0;
     let owner = |owner: &str, bytes: usize| MemoryUse { owner: owner.to_owned(), bytes: bytes as u64 };
     WorkerState {
         slot: router.link.slot(),
         generation: router.link.lease().generation(),
         live_slots: router.link.lease().live_slots(host, now),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        feed: FeedState {
-            sync: if sync.synced {
-                "synced"
-            } else if known {
-                "syncing"
-            } else {
-                "none"
-            }
-            .to_owned(),
-            progress: if sync.synced { 1.0 } else { sync.cursor as f64 / u64::MAX as f64 },
-            term: sync.term,
-            epoch: format!("{:016x}", sync.epoch),
-            applied_seq: sync.applied,
-            known_seq: sync.received,
-            backlog: sync.received.saturating_sub(sync.applied),
-            age_ms: stats.feed_age_ms,
-        },
+        feed: feed(&stats),
         replicas: stats.replicas.iter().map(replica).collect(),
         index: IndexState {
             blocks: stats.index.entries as u64,
@@ -53,9 +35,32 @@ pub fn state(router: &Router, host: &dyn Host) -> WorkerState {
             owner("vm", host.memory_used()),
             owner("index", stats.index.bytes),
             owner("jobs", job_bytes),
-            owner("feed", sync.backlog_bytes),
+            owner("feed", stats.sync.backlog_bytes),
+            #[cfg(target_family = "wasm")]
+            owner("pages", core::arch::wasm32::memory_size(0).saturating_mul(64 << 10)),
         ],
+        max_memory_bytes: router.setup.config.limits.memory_bytes as u64,
         jobs: jobs as u64,
+    }
+}
+
+fn feed(stats: &FleetStats) -> FeedState {
+    let sync = &stats.sync;
+    let label = match (sync.synced, sync.epoch) {
+        (true, _) => "synced",
+        (false, 0) => "none",
+        (false, _) => "syncing",
+    };
+    FeedState {
+        sync: label.to_owned(),
+        progress: if sync.synced { 1.0 } else { sync.cursor as f64 / u64::MAX as f64 },
+        term: sync.term,
+        epoch: format!("{:016x}", sync.epoch),
+        applied_seq: sync.applied,
+        known_seq: sync.received,
+        backlog: sync.received.saturating_sub(sync.applied),
+        age_ms: stats.feed_age_ms,
+        quiet: stats.feed_quiet,
     }
 }
 
@@ -67,7 +72,9 @@ fn replica(r: &ReplicaStats) -> ReplicaState {
         model: r.model.clone(),
         trust: r.trust.to_owned(),
         blocks: r.blocks.iter().map(|b| u64::from(*b)).sum(),
+        predicted_blocks: u64::from(r.predicted_blocks),
         capacity_blocks: r.capacity_blocks,
+        truncated: r.truncated,
         load: Load {
             booked_requests: u64::from(booked.requests),
             booked_prefill_tokens: booked.prefill as u64,
@@ -77,15 +84,18 @@ fn replica(r: &ReplicaStats) -> ReplicaState {
             kv_usage: r.reported_kv_usage,
             age_ms: r.reported_age_ms,
         },
-        ..ReplicaState::default()
     }
 }
 
 /// What this worker would do with a body that came for `path`.
 pub fn choice(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> Choice {
     let now = host.now();
-    let mut out =
-        Choice { slot: router.link.slot(), live_slots: router.link.lease().live_slots(host, now), ..Choice::default() };
+    let mut out = Choice {
+        slot: router.link.slot(),
+        live_slots: router.link.lease().live_slots(host, now),
+        feed: feed(&router.fleet.stats(now)),
+        ..Choice::default()
+    };
     out.explanation = match explanation(router, host, path, body) {
         Ok(explanation) => explanation,
         Err(reason) => Explanation::without_key(reason),
@@ -95,10 +105,13 @@ pub fn choice(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> 
     }
     match preview(router, now, &out.explanation) {
         Ok(receipt) => {
+            let candidate = |c| candidate(c, receipt.prompt_tokens);
             out.candidates = receipt.candidates.iter().map(candidate).collect();
+            out.compared = receipt.compared as u64;
+            out.reason = Some(receipt.reason.label().to_owned());
             out.pick = Some(receipt.pick);
         }
-        Err(kind) => out.no_pick = Some(Reason::from(NoKeyReason::new(kind, "no replica to choose"))),
+        Err(kind) => out.no_pick = Some(Reason::from(NoKeyReason::new(kind, no_pick(kind)))),
     }
     out
 }
@@ -129,22 +142,35 @@ fn preview(router: &Router, now: Time, explanation: &Explanation) -> Result<Rece
     router.fleet.preview(&matching, &Ask { tokens, now, ..Ask::default() })
 }
 
-fn candidate(c: &CandidateReceipt) -> Candidate {
+fn no_pick(kind: NoKey) -> &'static str {
+    match kind {
+        NoKey::NoFeed => "no feed has reached this worker, so it knows no replica",
+        NoKey::NoReplica => "no replica that is known serves this model",
+        _ => "no replica to choose",
+    }
+}
+
+fn candidate(c: &CandidateReceipt, tokens: u64) -> Candidate {
+    let cost_prefill = tokens.saturating_sub(c.credit) as f64;
     Candidate {
         address: c.address.clone(),
         rank: c.rank,
         trust: c.trust.to_owned(),
         matched_blocks: u64::from(c.matched_blocks),
         uncached_tokens: c.uncached,
+        predicted_tokens: c.predicted,
         load: Load {
             booked_requests: u64::from(c.booked_requests),
             booked_prefill_tokens: c.booked_prefill,
             booked_context_tokens: c.booked_context,
             running: c.reported_running,
             waiting: c.reported_waiting,
+            kv_usage: c.reported_kv_usage,
             age_ms: c.reported_age_ms,
-            ..Load::default()
         },
         cost: c.cost,
+        cost_prefill,
+        cost_load: (c.cost - cost_prefill - c.crowding).max(0.0),
+        cost_crowding: c.crowding,
     }
 }

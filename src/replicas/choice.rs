@@ -177,8 +177,10 @@ impl Fleet {
                 booked_context: load.context as u64,
                 reported_running: replica.reported.map(|(l, _)| l.running),
                 reported_waiting: replica.reported.map(|(l, _)| l.waiting),
+                reported_kv_usage: replica.reported.map(|(l, _)| f64::from(l.kv_usage_ppm) / 1e6),
                 reported_age_ms: replica.reported.map(|(_, at)| to_ms(ask.now.since(at))),
                 homes: c.homes as u32,
+                crowding: s.crowding,
                 cost: s.cost,
             })
         };

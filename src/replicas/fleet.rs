@@ -527,6 +527,7 @@ impl Fleet {
     /// Everything for people and metrics.
     pub fn stats(&self, now: Time) -> FleetStats {
         let world = &self.world;
+        let predicted = world.predictions.by_column();
         let replicas = world.members.iter().map(|(idx, r)| ReplicaStats {
             address: r.address.to_string(),
             rank: r.rank,
@@ -534,6 +535,7 @@ impl Fleet {
             block_size: r.block_size,
             trust: self.trust(r.trust, now).label(),
             blocks: r.column.map(|c| world.index.blocks(c)).unwrap_or_default(),
+            predicted_blocks: r.column.and_then(|c| predicted.get(c.index()).copied()).unwrap_or(0),
             capacity_blocks: r.capacity_blocks,
             truncated: r.column.is_some_and(|c| world.index.truncated(c)),
             own: world.book.own(idx),
@@ -549,6 +551,7 @@ impl Fleet {
             replicas: replicas.collect(),
             sync: self.sync.state(),
             feed_age_ms: self.feed_age(now).map(to_ms),
+            feed_quiet: self.feed_age(now).is_some_and(|age| age > QUIET),
             index: world.index.stats(),
             predicted_blocks: world.predictions.blocks(),
             bookings: world.book.len(),

@@ -86,6 +86,23 @@ impl Predictions {
         self.blocks
     }
 
+    /// Blocks predicted for each column, by its index.
+    pub fn by_column(&self) -> Vec<u32> {
+        let mut counts = vec![[0u32; 64]; self.planes.len()];
+        for (plane, counts) in self.planes.iter().zip(&mut counts) {
+            for predicted in plane.values() {
+                let mut holders = predicted.holders;
+                while holders != 0 {
+                    if let Some(count) = counts.get_mut(holders.trailing_zeros() as usize) {
+                        *count += 1;
+                    }
+                    holders &= holders - 1;
+                }
+            }
+        }
+        counts.concat()
+    }
+
     /// An event says that `column` holds the block: no prediction any more. Gives the booking that made it.
     pub fn stored(&mut self, column: Column, hash: BlockHash) -> Option<BookingId> {
         let predicted = self.take(column, hash)?;

@@ -21,6 +21,8 @@ pub struct ReplicaStats {
     pub trust: &'static str,
     /// Blocks it is believed to hold: GPU, CPU, disk.
     pub blocks: [u32; 3],
+    /// Blocks that it is expected to hold soon.
+    pub predicted_blocks: u32,
     /// Blocks that its cache can hold; 0 when unknown.
     pub capacity_blocks: u64,
     /// Blocks of it had to be given up for the byte bound.
@@ -50,6 +52,8 @@ pub struct FleetStats {
     pub sync: SyncState,
     /// Milliseconds since the feed was last heard of.
     pub feed_age_ms: Option<u64>,
+    /// That is longer than a bridge that runs would be silent.
+    pub feed_quiet: bool,
     /// The index.
     pub index: IndexStats,
     /// Blocks that are only predicted.

@@ -51,6 +51,8 @@ pub struct Scored {
     pub cost: f64,
     /// Tokens of the match that counted, after the discounts.
     pub credit: f64,
+    /// Of the cost, what it has for being home to more conversations than the others.
+    pub crowding: f64,
     load: f64,
     lot: u64,
 }
@@ -93,7 +95,7 @@ fn score(policy: &Policy, request: &Request, at: usize, c: &Candidate) -> Scored
         + crowding;
     let session = if c.session { 0.0 } else { sane(policy.session) };
     let cost = tokens - credit + load + session;
-    Scored { candidate: at, cost, credit, load, lot: lot(request.seed, at) }
+    Scored { candidate: at, cost, credit, crowding, load, lot: lot(request.seed, at) }
 }
 
 /// The best `1 + next` candidates, best first. Equal to the token, the least loaded goes first, then chance.

@@ -57,11 +57,16 @@ pub struct CandidateReceipt {
     pub reported_running: Option<u32>,
     /// Requests that its engine says wait.
     pub reported_waiting: Option<u32>,
+    /// Share of its cache that its engine says is in use.
+    pub reported_kv_usage: Option<f64>,
     /// Age of that in milliseconds.
     pub reported_age_ms: Option<u64>,
     /// Conversations that live there.
     pub homes: u32,
-    /// The sum that decides; smaller is better.
+    /// Of the cost, what it has for being home to more conversations than the others.
+    pub crowding: f64,
+    /// The sum that decides; smaller is better. It is what of the prompt is not credited, the crowding, and for
+    /// the rest load.
     pub cost: f64,
 }
 

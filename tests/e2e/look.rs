@@ -60,6 +60,15 @@ impl Here {
     }
 }
 
+/// The command line on one body: as a user would ask.
+fn explained<T: serde::de::DeserializeOwned>(path: &str, body: &str, more: &[&str]) -> T {
+    let file = std::env::temp_dir().join(format!("kvroute-golden-{}.json", std::process::id()));
+    std::fs::write(&file, body).unwrap();
+    let text = kvroute(&[&["explain", "--path", path, "--json", file.to_str().unwrap()], more].concat());
+    std::fs::remove_file(&file).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_wasm_explains_the_golden_requests_as_the_command_line_does() {
     let data = std::env::var_os("KVROUTE_DATA")
@@ -68,25 +77,56 @@ async fn the_wasm_explains_the_golden_requests_as_the_command_line_does() {
         eprintln!("SKIPPED: no golden data in {}; set KVROUTE_DATA", data.display());
         return;
     };
-    let gateway = Gateway::start(with_alias()).await;
-    let here = Here::new();
-    let (mut keys, mut refused) = (0, 0);
+    let setup = with_alias();
+    let mut config = setup.bootstrap.router.clone();
+    (config["role"], config["secret"]) = (json!("router"), json!("not this one"));
+    config["bridge"] = json!({"cluster": "nobody"});
+    let config_file = std::env::temp_dir().join(format!("kvroute-golden-{}-router.json", std::process::id()));
+    std::fs::write(&config_file, config.to_string()).unwrap();
+    let gateway = Gateway::start(setup).await;
+    let pack = pack_file();
+    let here = ["--pack", pack.to_str().unwrap(), "--config", config_file.to_str().unwrap()];
+    let url = format!("http://{}", gateway.envoy.ingest());
+    let there = ["--gateway", &url, "--secret", &gateway.envoy.bootstrap().secret];
+
+    let (mut all, mut keys, mut as_engine, mut refused, mut left) = (0, 0, 0, 0, Vec::new());
     for line in cases.lines().skip(1) {
         let case: Value = serde_json::from_str(line).unwrap();
-        let (path, body) = (case["endpoint"].as_str().unwrap(), case["body"].as_str().unwrap());
-        let choice = ask(&gateway, path, body.to_owned()).await;
-        if choice.explanation.no_key.as_ref().is_some_and(|reason| reason.reason == "unknown_model") {
-            assert_ne!(case["status"], 200, "{}", case["name"]);
-            continue;
-        }
-        assert_eq!(choice.explanation, here.explain(path, body.as_bytes()), "{}", case["name"]);
-        assert_eq!(choice.pick.is_some(), choice.explanation.no_key.is_none(), "{}: {choice:?}", case["name"]);
-        match choice.pick {
-            Some(_) => keys += 1,
-            None => refused += 1,
+        let (name, path) = (case["name"].as_str().unwrap(), case["endpoint"].as_str().unwrap());
+        let body = case["body"].as_str().unwrap();
+        let native: Explanation = explained(path, body, &here);
+        let choices: Vec<Choice> = explained(path, body, &there);
+        let wasm = &choices[0].explanation;
+        assert!(native.agrees(wasm), "{name}:\nhere {native:?}\nwasm {wasm:?}");
+        all += 1;
+        // A key, and with it a pick, or a reason.
+        assert_eq!(choices[0].pick.is_some(), wasm.no_key.is_none(), "{name}: {:?}", choices[0]);
+        keys += usize::from(wasm.no_key.is_none());
+        let served = case["status"] == 200;
+        if !served {
+            assert!(wasm.no_key.is_some(), "{name}: the engine refuses what has a key");
+            refused += 1;
+        } else if wasm.token_ids.is_empty() {
+            left.push(format!("{name} ({})", wasm.no_key.as_ref().unwrap().reason));
+        } else {
+            // What the recorded engine made of it.
+            let ids = json!(wasm.token_ids);
+            let recorded = |list: &Value| list.as_array().is_some_and(|list| list.contains(&ids));
+            assert!(case["token_ids"] == ids || recorded(&case["token_ids_list"]), "{name}: {ids}");
+            if let (Some(prompt), Some(recorded)) = (&wasm.prompt, case["prompt"].as_str()) {
+                assert_eq!(prompt, recorded, "{name}");
+            }
+            as_engine += 1;
         }
     }
-    assert!(keys > 50 && refused > 20, "{keys} with a key, {refused} without");
+    std::fs::remove_file(&config_file).unwrap();
+    eprintln!(
+        "{all} golden requests explained alike in the wasm and here: {keys} with a key; {as_engine} prompts as the \
+         engine's, {refused} refused as by the engine, {} without ids here: {}",
+        left.len(),
+        left.join(", ")
+    );
+    assert!(as_engine > 70 && refused > 20, "{as_engine} as the engine, {refused} refused");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,7 +135,13 @@ async fn nothing_is_shown_without_the_secret_or_to_clients() {
     let secret = gateway.envoy.bootstrap().secret.clone();
     let body = || json!({"model": MODEL, "prompt": "Hello"}).to_string();
     let inside = |path: &str| format!("http://{}{path}", gateway.envoy.ingest());
-    for given in [None, Some(String::new()), Some(secret[1..].to_owned()), Some(format!("{secret}x"))] {
+    for given in [
+        None,
+        Some(String::new()),
+        Some("x".repeat(secret.len())),
+        Some(secret[1..].to_owned()),
+        Some(format!("{secret}x")),
+    ] {
         for request in [client().get(inside(STATE_PATH)), client().post(inside(EXPLAIN_PATH)).body(body())] {
             let request = match &given {
                 Some(given) => request.header(SECRET_HEADER, given),
@@ -107,14 +153,20 @@ async fn nothing_is_shown_without_the_secret_or_to_clients() {
             assert_eq!(text, r#"{"error":"wrong or no x-kvroute-secret"}"#, "{given:?}");
         }
     }
-    // For clients these are paths like any other that a replica does not know, whatever they know.
-    for path in [STATE_PATH, EXPLAIN_PATH] {
-        let request = |path: &str| client().post(gateway.url(path)).header(SECRET_HEADER, &secret).body(body());
-        let there = request(path).send().await.unwrap();
-        let nowhere = request("/kvroute/v1/no-such-path").send().await.unwrap();
-        assert_eq!(there.status(), nowhere.status());
-        assert!(there.headers().contains_key("x-mock-replica"), "a replica answers");
-        assert_eq!(there.text().await.unwrap(), nowhere.text().await.unwrap());
+    // For clients these are paths like any other: a replica gets the request and does not know them.
+    for path in [STATE_PATH, EXPLAIN_PATH, "/kvroute/v1/feed"] {
+        let before = gateway.envoy.stat("cluster.replicas.upstream_rq_completed").unwrap();
+        for request in [client().get(gateway.url(path)), client().post(gateway.url(path)).body(body())] {
+            let there = request.header(SECRET_HEADER, &secret).send().await.unwrap();
+            assert!(matches!(there.status().as_u16(), 404 | 405), "{path}: {}", there.status());
+            let text = there.text().await.unwrap();
+            assert!(!text.contains("kvroute") && !text.contains("slot"), "{path}: {text}");
+        }
+        eventually("a replica has answered both", async || {
+            let now = gateway.envoy.stat("cluster.replicas.upstream_rq_completed").unwrap();
+            (now >= before + 2).then_some(())
+        })
+        .await;
     }
 }
 
@@ -163,10 +215,13 @@ async fn the_command_line_shows_every_worker_and_the_pick() {
 async fn workers_in_different_states_answer_differently_and_say_which_they_are() {
     let gateway = Gateway::start(Setup { bridge: false, ..Setup::default() }).await;
     let prompt = json!({"model": MODEL, "prompt": words(3, 300)}).to_string();
-    // The first worker takes part, gets a batch, and only then the second one joins, without a bridge to pull from.
+    // One request makes one worker take part. That one gets a batch, and only then the other joins, without a bridge
+    // to pull from.
+    let _ = client().get(gateway.url("/v1/models")).send().await;
     let first = eventually("a worker has a slot", async || {
-        let _ = client().get(gateway.url("/v1/models")).send().await;
-        ask(&gateway, "/v1/completions", prompt.clone()).await.slot
+        let choice = ask(&gateway, "/v1/completions", prompt.clone()).await;
+        assert!(choice.live_slots.len() <= 1, "{choice:?}");
+        choice.slot
     })
     .await;
     let key = Here::new().explain("/v1/completions", prompt.as_bytes()).block_hashes;

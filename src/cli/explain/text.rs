@@ -1,6 +1,6 @@
 //! An explanation for people.
 
-use crate::cli::state::{address, load, title};
+use crate::cli::state::{LEGEND, LOAD, address, feed, load, title, trust_notes};
 use crate::cli::table::{Paint, grouped, harmless, table};
 use crate::explain::Explanation;
 use crate::look::Choice;
@@ -16,6 +16,8 @@ const IDS: usize = 6;
 pub struct Style {
     /// Every block of the table.
     pub all_blocks: bool,
+    /// Neither prompt nor blocks.
+    pub brief: bool,
     /// Colours.
     pub paint: Paint,
 }
@@ -23,6 +25,9 @@ pub struct Style {
 /// The whole text: what it comes to, the prompt, the blocks.
 pub fn explanation(e: &Explanation, style: Style) -> String {
     let mut out = summary(e, style.paint);
+    if style.brief {
+        return out;
+    }
     if let Some(prompt) = &e.prompt {
         let marked = if e.block_ends.is_empty() { "" } else { ", ⟦n⟧ ends block n" };
         out.push_str(&format!("\n{}\n", style.paint.bold(&format!("prompt{marked}"))));
@@ -38,43 +43,65 @@ pub fn explanation(e: &Explanation, style: Style) -> String {
     out
 }
 
-/// The answer of one worker: the same summary, and the replicas in the order of their cost.
-pub fn choice(c: &Choice, paint: Paint) -> String {
-    let mut out = format!("{}\n{}", paint.bold(&title(c.slot, &c.live_slots)), summary(&c.explanation, paint));
-    let pick = match (&c.pick, &c.no_pick) {
-        (Some(pick), _) => paint.bold(pick),
-        (None, Some(reason)) => format!("left to Envoy: {}: {}", reason.reason, harmless(&reason.detail)),
-        (None, None) => "left to Envoy".to_owned(),
-    };
-    out.push_str(&format!("pick    {pick}\n"));
-    if !c.candidates.is_empty() {
-        let total = c.explanation.block_hashes.len() as u64;
-        let headers = [
-            "replica",
-            "trust",
-            "matched",
-            "uncached tokens",
-            "cost",
-            "booked",
-            "prefill",
-            "running",
-            "waiting",
-            "cache",
-        ];
-        let rows = c.candidates.iter().map(|r| {
-            let mut row = vec![
-                address(&r.address, r.rank),
-                r.trust.clone(),
-                format!("{} of {}", grouped(r.matched_blocks), grouped(total)),
-                grouped(r.uncached_tokens),
-                format!("{:.1}", r.cost),
-            ];
-            row.extend(load(&r.load));
-            row
-        });
-        out.push_str(&format!("\n{}\n", table(&headers, 2, rows).trim_fmt()));
+/// The answer of one worker: what it does with the request, why, and the replicas in the order of their cost.
+/// `shown` is the explanation that stands above already.
+pub fn choice(c: &Choice, shown: &Explanation, paint: Paint) -> String {
+    let mut out = format!("{}\nfeed    {}\n", paint.bold(&title(c.slot, &c.live_slots)), feed(&c.feed, paint));
+    if !c.explanation.agrees(shown) {
+        out.push_str(&format!("its own answer differs:\n{}", summary(&c.explanation, paint)));
     }
+    out.push_str(&format!("pick    {}\n", pick(c, paint)));
+    if c.candidates.is_empty() {
+        return out;
+    }
+    let total = c.explanation.block_hashes.len() as u64;
+    let mut headers = vec!["replica", "trust", "blocks", "uncached", "cost", "prefill", "load", "crowd"];
+    headers.extend(LOAD);
+    let rows = c.candidates.iter().map(|r| {
+        let mut row = vec![
+            address(&r.address, r.rank),
+            r.trust.clone(),
+            format!("{} of {}", grouped(r.matched_blocks), grouped(total)),
+            grouped(r.uncached_tokens),
+            format!("{:.0}", r.cost),
+            format!("{:.0}", r.cost_prefill),
+            format!("{:.0}", r.cost_load),
+            format!("{:.0}", r.cost_crowding),
+        ];
+        row.extend(load(&r.load));
+        row
+    });
+    out.push_str(&format!("\n{}\n\n", table(&headers, 2, rows).trim_fmt()));
+    if c.compared > c.candidates.len() as u64 {
+        out.push_str(&format!("the best {} of {} replicas\n", c.candidates.len(), grouped(c.compared)));
+    }
+    out.push_str(
+        "cost: prefill + load + crowd, in tokens of prefill, least wins; prefill: tokens of the prompt that are not there\n\
+         or not relied on; crowd: for being home to more conversations than others\n",
+    );
+    out.push_str(LEGEND);
+    out.push_str(&trust_notes(c.candidates.iter().map(|r| r.trust.as_str())));
     out
+}
+
+/// Where the request goes, and why there.
+fn pick(c: &Choice, paint: Paint) -> String {
+    let Some(pick) = &c.pick else {
+        let why = match (&c.no_pick, &c.explanation.no_key) {
+            (Some(reason), _) => format!("{}: {}", reason.reason, harmless(&reason.detail)),
+            (None, Some(reason)) => format!("no key, {}", reason.reason),
+            (None, None) => "no reason given".to_owned(),
+        };
+        return format!("{}: {why}", paint.bold("left to Envoy, by least request"));
+    };
+    let why = match c.reason.as_deref() {
+        Some("cache") => "it holds more of the prompt than any other",
+        Some("load") => "it costs least, though another holds as much of the prompt or more",
+        Some("tie") => "several cost the same, the lot decided",
+        Some("only") => "there is no other",
+        _ => "it costs least",
+    };
+    format!("{}: {why}", paint.bold(pick))
 }
 
 fn summary(e: &Explanation, paint: Paint) -> String {
@@ -159,8 +186,9 @@ fn blocks(e: &Explanation, all: bool) -> String {
 mod tests {
     use super::*;
     use crate::explain::Reason;
+    use crate::look::Candidate;
 
-    const STYLE: Style = Style { all_blocks: false, paint: Paint::plain() };
+    const STYLE: Style = Style { all_blocks: false, brief: false, paint: Paint::plain() };
 
     fn example(tokens: u32) -> Explanation {
         let prompt: String = (0..tokens).map(|i| char::from(b'a' + (i % 26) as u8)).collect();
@@ -197,6 +225,51 @@ mod tests {
     #[test]
     fn a_mark_never_splits_a_character() {
         assert_eq!(mark("aé€b", &[2, 4, 9], Paint::plain()), "a⟦0⟧é⟦1⟧€b⟦2⟧");
+    }
+
+    #[test]
+    fn the_choice_of_a_worker_says_where_and_why() {
+        let candidate = |address: &str, blocks, [prefill, load, crowding]: [f64; 3]| Candidate {
+            address: address.into(),
+            trust: "exact".into(),
+            matched_blocks: blocks,
+            uncached_tokens: prefill as u64,
+            cost: prefill + load + crowding,
+            cost_prefill: prefill,
+            cost_load: load,
+            cost_crowding: crowding,
+            ..Default::default()
+        };
+        let shown = example(10);
+        let mut c = Choice {
+            slot: Some(1),
+            live_slots: vec![0, 1],
+            explanation: shown.clone(),
+            candidates: vec![
+                candidate("10.0.0.1:8000", 2, [2.0, 16.0, 0.0]),
+                candidate("10.0.0.12:8000", 0, [10.0, 1234.0, 3.0]),
+            ],
+            compared: 3,
+            pick: Some("10.0.0.1:8000".into()),
+            reason: Some("cache".into()),
+            ..Default::default()
+        };
+        let text = choice(&c, &shown, Paint::plain());
+        assert!(text.starts_with("worker with slot 1 (live slots: 0, 1)\nfeed    none"), "{text}");
+        assert!(text.contains("\npick    10.0.0.1:8000: it holds more of the prompt than any other\n"), "{text}");
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains("8000 ") || line.contains("trust ")).collect();
+        let end = |line: &str, word: &str| line.find(word).unwrap() + word.len();
+        assert_eq!(end(lines[0], "blocks"), end(lines[1], "2 of 2"), "{text}");
+        assert_eq!(end(lines[0], "cost"), end(lines[2], "1247"), "{text}");
+        assert_eq!(end(lines[0], "load"), end(lines[2], "1234"), "{text}");
+        assert!(text.contains("the best 2 of 3 replicas\n") && !text.contains("differs"), "{text}");
+        assert!(text.lines().all(|line| line == line.trim_end() && line.chars().count() <= 120), "{text}");
+
+        c.explanation.no_key = Some(Reason { reason: "model_off".into(), detail: String::new() });
+        (c.candidates, c.pick) = (Vec::new(), None);
+        let text = choice(&c, &shown, Paint::plain());
+        assert!(text.contains("its own answer differs") && text.contains("key     none: model_off"), "{text}");
+        assert!(text.ends_with("pick    left to Envoy, by least request: no key, model_off\n"), "{text}");
     }
 
     #[test]
