@@ -39,6 +39,10 @@ pub fn run(args: StateArgs) -> Result<ExitCode> {
         }
         print!("{}", text(worker, Paint::new()));
     }
+    let replicas: Vec<&ReplicaState> = workers.iter().flat_map(|worker| &worker.replicas).collect();
+    if !replicas.is_empty() {
+        print!("\n{LEGEND}{REPORT_AGE}{}", trust_notes(replicas.iter().map(|r| r.trust.as_str())));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -64,15 +68,15 @@ fn text(worker: &WorkerState, paint: Paint) -> String {
     if one_model {
         out.push_str(&format!("model     {}\n", harmless(&first.model)));
     }
-    let mut headers = vec!["replica", "trust", "blocks", "predicted", "of"];
+    let mut headers = vec!["replica", "trust", "blocks", "predicted", "capacity"];
     headers.extend(LOAD);
+    headers.push("age");
     let mut rows: Vec<Vec<String>> = worker.replicas.iter().map(row).collect();
     if !one_model {
         headers.insert(1, "model");
         rows.iter_mut().zip(&worker.replicas).for_each(|(row, r)| row.insert(1, harmless(&r.model)));
     }
-    out.push_str(&format!("\n{}\n\n{LEGEND}", table(&headers, if one_model { 2 } else { 3 }, rows).trim_fmt()));
-    out.push_str(&trust_notes(worker.replicas.iter().map(|r| r.trust.as_str())));
+    out.push_str(&format!("\n{}\n", table(&headers, if one_model { 2 } else { 3 }, rows).trim_fmt()));
     if worker.replicas.iter().any(|r| r.truncated) {
         out.push_str("+ holds more: the index is full, and blocks were given up (limits.index_bytes)\n");
     }
@@ -138,6 +142,7 @@ fn row(r: &ReplicaState) -> Vec<String> {
         if r.capacity_blocks == 0 { "?".to_owned() } else { grouped(r.capacity_blocks) },
     ];
     row.extend(load(&r.load));
+    row.push(r.load.age_ms.map_or("-".to_owned(), |ms| format!("{:.1}", ms as f64 / 1000.0)));
     row
 }
 
@@ -160,13 +165,14 @@ pub fn trust_notes<'a>(trusts: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Headers of [`load`].
-pub const LOAD: [&str; 6] = ["booked", "to prefill", "running", "waiting", "in use", "age"];
+pub const LOAD: [&str; 5] = ["booked", "to prefill", "running", "waiting", "in use"];
 /// What stands below them.
 pub const LEGEND: &str = "booked, to prefill: requests of this gateway there, and their tokens that are not computed yet\n\
-                          running, waiting, in use, age: the engine's own report, the share of its cache, seconds\n";
+                          running, waiting, in use: requests there by the engine's own report, and the share of its cache\n";
+const REPORT_AGE: &str = "age: of that report, in seconds\n";
 
-/// Booked requests and prefill tokens; running, waiting, cache use and age by the engine's own report.
-pub fn load(load: &Load) -> [String; 6] {
+/// Booked requests and prefill tokens; running, waiting and cache use by the engine's own report.
+pub fn load(load: &Load) -> [String; 5] {
     let reported = |n: Option<u32>| n.map_or("-".to_owned(), |n| grouped(n.into()));
     [
         grouped(load.booked_requests),
@@ -174,7 +180,6 @@ pub fn load(load: &Load) -> [String; 6] {
         reported(load.running),
         reported(load.waiting),
         load.kv_usage.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
-        load.age_ms.map_or("-".to_owned(), |ms| format!("{:.1}", ms as f64 / 1000.0)),
     ]
 }
 
@@ -223,10 +228,10 @@ mod tests {
         assert_eq!(end(lines[0], "blocks"), end(lines[2], "12,345"), "{text}");
         assert_eq!(end(lines[1], " 5"), end(lines[2], "12,345"), "{text}");
         assert!(!text.contains('\x1b') && text.lines().all(|l| l == l.trim_end()), "{text:?}");
-        assert!(!text.contains("stale"), "{text}");
         worker.replicas.push(ReplicaState { trust: "stale".into(), model: "n".into(), ..replica("10.0.0.3:8000", 1) });
         let text = super::text(&worker, Paint::plain());
         assert!(text.contains("10.0.0.3:8000   n      stale"), "{text}");
-        assert!(text.contains("\nstale: "), "{text}");
+        let notes = trust_notes(["exact", "stale", "stale"].into_iter());
+        assert!(notes.starts_with("stale: ") && notes.lines().count() == 1, "{notes}");
     }
 }

@@ -93,7 +93,7 @@ pub fn run(args: ExplainArgs) -> Result<ExitCode> {
         let shown = workers.first().map(|first| first.explanation.clone()).unwrap_or_default();
         println!("{}", text::explanation(&shown, style));
         let choices: Vec<String> = workers.iter().map(|worker| text::choice(worker, &shown, style.paint)).collect();
-        print!("{}", choices.join("\n"));
+        print!("{}{}", choices.join("\n"), text::legend(&workers));
     }
     match here.filter(|here| workers.iter().any(|worker| !worker.explanation.agrees(here))) {
         Some(_) => bail!("the gateway comes to another key than --pack: its pack, configuration or clock differs"),

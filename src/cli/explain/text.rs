@@ -3,7 +3,7 @@
 use crate::cli::state::{LEGEND, LOAD, address, feed, load, title, trust_notes};
 use crate::cli::table::{Paint, grouped, harmless, table};
 use crate::explain::Explanation;
-use crate::look::Choice;
+use crate::look::{Candidate, Choice};
 use crate::request::Api;
 
 /// Rows of the table of blocks, unless all are asked for.
@@ -71,17 +71,26 @@ pub fn choice(c: &Choice, shown: &Explanation, paint: Paint) -> String {
         row.extend(load(&r.load));
         row
     });
-    out.push_str(&format!("\n{}\n\n", table(&headers, 2, rows).trim_fmt()));
+    out.push_str(&format!("\n{}\n", table(&headers, 2, rows).trim_fmt()));
     if c.compared > c.candidates.len() as u64 {
         out.push_str(&format!("the best {} of {} replicas\n", c.candidates.len(), grouped(c.compared)));
     }
-    out.push_str(
-        "cost: prefill + load + crowd, in tokens of prefill, least wins; prefill: tokens of the prompt that are not there\n\
-         or not relied on; crowd: for being home to more conversations than others\n",
-    );
-    out.push_str(LEGEND);
-    out.push_str(&trust_notes(c.candidates.iter().map(|r| r.trust.as_str())));
     out
+}
+
+/// What the columns of all these tables mean; empty where there is none.
+pub fn legend(choices: &[Choice]) -> String {
+    let candidates: Vec<&Candidate> = choices.iter().flat_map(|c| &c.candidates).collect();
+    if candidates.is_empty() {
+        return String::new();
+    }
+    format!(
+        "\nblocks: of the prompt, from its start, that it holds\n\
+         cost: prefill + load + crowd, in tokens; the least wins\n\
+         prefill: tokens of the prompt that are not there, or not relied on\n\
+         crowd: for being home to more conversations than others\n{LEGEND}{}",
+        trust_notes(candidates.iter().map(|r| r.trust.as_str()))
+    )
 }
 
 /// Where the request goes, and why there.
@@ -186,7 +195,6 @@ fn blocks(e: &Explanation, all: bool) -> String {
 mod tests {
     use super::*;
     use crate::explain::Reason;
-    use crate::look::Candidate;
 
     const STYLE: Style = Style { all_blocks: false, brief: false, paint: Paint::plain() };
 
@@ -263,7 +271,9 @@ mod tests {
         assert_eq!(end(lines[0], "cost"), end(lines[2], "1247"), "{text}");
         assert_eq!(end(lines[0], "load"), end(lines[2], "1234"), "{text}");
         assert!(text.contains("the best 2 of 3 replicas\n") && !text.contains("differs"), "{text}");
-        assert!(text.lines().all(|line| line == line.trim_end() && line.chars().count() <= 120), "{text}");
+        let text = text + &legend(&[c.clone()]);
+        assert!(text.contains("\ncost: "), "{text}");
+        assert!(text.lines().all(|line| line == line.trim_end() && line.chars().count() <= 110), "{text}");
 
         c.explanation.no_key = Some(Reason { reason: "model_off".into(), detail: String::new() });
         (c.candidates, c.pick) = (Vec::new(), None);
