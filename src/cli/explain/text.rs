@@ -273,7 +273,7 @@ mod tests {
         assert!(text.contains("the best 2 of 3 replicas\n") && !text.contains("differs"), "{text}");
         let text = text + &legend(&[c.clone()]);
         assert!(text.contains("\ncost: "), "{text}");
-        assert!(text.lines().all(|line| line == line.trim_end() && line.chars().count() <= 110), "{text}");
+        assert!(text.lines().all(|line| line == line.trim_end() && line.chars().count() <= 120), "{text}");
 
         c.explanation.no_key = Some(Reason { reason: "model_off".into(), detail: String::new() });
         (c.candidates, c.pick) = (Vec::new(), None);
