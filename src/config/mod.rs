@@ -110,6 +110,8 @@ pub struct Limits {
     pub slice_ms: f64,
     /// Memory of the index.
     pub index_bytes: usize,
+    /// Memory of what earlier prompts began with; 0: nothing is remembered.
+    pub prompt_memory_bytes: usize,
     /// Memory of the whole VM, past which no new job begins. Envoy ends a VM at 1 GiB.
     pub memory_bytes: usize,
     /// Batches that a slot may lag behind before it is drained and pulls a snapshot.

@@ -86,8 +86,10 @@ impl Config {
         if self.limits.max_inspect_bytes > self.limits.max_job_bytes {
             return Err(ConfigError::new("limits.max_job_bytes", "must be at least limits.max_inspect_bytes"));
         }
-        if self.limits.index_bytes.saturating_add(self.limits.max_job_bytes) > self.limits.memory_bytes {
-            let what = "must be at least limits.index_bytes + limits.max_job_bytes";
+        let limits = &self.limits;
+        let parts = [limits.index_bytes, limits.max_job_bytes, limits.prompt_memory_bytes];
+        if parts.into_iter().fold(0, usize::saturating_add) > limits.memory_bytes {
+            let what = "must be at least limits.index_bytes + limits.max_job_bytes + limits.prompt_memory_bytes";
             return Err(ConfigError::new("limits.memory_bytes", what));
         }
         Ok(())
@@ -216,6 +218,7 @@ fn limits(fields: Option<Fields<'_>>) -> Result<Limits, ConfigError> {
         finish_budget_ms: f.whole("finish_budget_ms", 250, 0, 60_000)?,
         slice_ms: f.number("slice_ms", 1.0, 0.05, 100.0)?,
         index_bytes: f.whole("index_bytes", 256 * MIB, MIB, 768 * MIB)? as usize,
+        prompt_memory_bytes: f.whole("prompt_memory_bytes", 32 * MIB, 0, 512 * MIB)? as usize,
         memory_bytes: f.whole("memory_bytes", 768 * MIB, 16 * MIB, 1000 * MIB)? as usize,
         max_backlog: f.whole("max_backlog", 4096, 16, 1_000_000)?,
     };

@@ -78,7 +78,7 @@ fn every_mistake_names_its_field_and_the_mend() {
         ),
         (
             with("/limits", json!({"memory_bytes": 64 << 20})),
-            "limits.memory_bytes must be at least limits.index_bytes + limits.max_job_bytes",
+            "limits.memory_bytes must be at least limits.index_bytes + limits.max_job_bytes + limits.prompt_memory_bytes",
         ),
         (
             with("/selection", json!({"header": "X-Kv"})),

@@ -69,8 +69,13 @@ impl Root {
         let json = sys::buffer(BufferType::PluginConfiguration, 0, usize::MAX).unwrap_or_default();
         let config = Config::parse(&json).map_err(|e| e.to_string())?;
         if config.role == Role::Router {
-            self.setup = Some(configure_router(config.clone())?);
+            self.setup = Some(configure_router(self.host.root, config.clone())?);
             if let Some(setup) = &self.setup {
+                for field in with_router(|router| router.setups.disputed()).unwrap_or_default() {
+                    let line =
+                        format!("kvroute: {field} differs between listeners that share this VM: the newest holds");
+                    self.host.log(Level::Warn, &line);
+                }
                 for (model, warning) in setup.models.iter().flat_map(|m| m.warnings().iter().map(move |w| (m, w))) {
                     self.host.log(Level::Warn, &format!("kvroute: model {}: {warning}", model.config.name));
                 }
@@ -93,7 +98,7 @@ impl Root {
     }
 }
 
-fn configure_router(config: Config) -> Result<Rc<Setup>, String> {
+fn configure_router(root: u32, config: Config) -> Result<Rc<Setup>, String> {
     let packs = match embedded::embedded() {
         [] => Vec::new(),
         bytes => Pack::parse(bytes).map_err(|e| e.to_string())?,
@@ -101,10 +106,12 @@ fn configure_router(config: Config) -> Result<Rc<Setup>, String> {
     ROUTER.with(|cell| {
         let mut router = cell.try_borrow_mut().map_err(|_| "the VM is busy".to_owned())?;
         match router.as_mut() {
-            Some(router) => router.configure(config, &packs).map_err(|e| e.to_string())?,
-            None => *router = Some(Router::new(config, &packs, random()).map_err(|e| e.to_string())?),
+            Some(router) => router.configure(root, config, &packs).map_err(|e| e.to_string()),
+            None => {
+                let new = Router::new(root, config, &packs, random()).map_err(|e| e.to_string())?;
+                Ok(router.insert(new).setups.newest().clone())
+            }
         }
-        router.as_ref().map(|r| r.setup.clone()).ok_or_else(|| "no state".to_owned())
     })
 }
 
@@ -121,6 +128,13 @@ impl Context for Root {
             None => router.fleet.on_pull_failed(now),
         });
         self.turn(Cause::News);
+    }
+
+    fn on_done(&mut self) -> bool {
+        if self.role() == Some(Role::Router) {
+            with_router(|router| router.root_gone(self.host.root));
+        }
+        true
     }
 }
 
@@ -143,11 +157,11 @@ impl RootContext for Root {
         match self.role() {
             Some(Role::Router) => {
                 if !std::mem::replace(&mut self.ticked, true) {
-                    with_router(|router| router.link.register(&self.host));
+                    with_router(|router| router.link.claim());
                     self.ticker.every(IDLE_TICK);
                 }
                 if let Some(setup) = self.setup.clone()
-                    && with_router(|router| router.tokenizers.warm(&setup)) == Some(true)
+                    && with_router(|router| router.tools.tokenizers.warm(&setup)) == Some(true)
                 {
                     return; // it took long: everything else in the next turn
                 }
@@ -160,7 +174,7 @@ impl RootContext for Root {
 
     fn on_queue_ready(&mut self, _queue: u32) {
         // Announcements go to whoever has the number of the context that registered: any of ours may get them.
-        with_router(|router| router.link.announce());
+        with_router(|router| router.link.announce(&self.host));
         self.turn(Cause::News);
     }
 

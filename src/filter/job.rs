@@ -1,18 +1,24 @@
 //! One request on its way from the body to block hashes, in steps that can stop anywhere.
 //!
-//! The body is parsed and rendered in one step, since neither can be cut; the text is tokenized piece by piece.
-//! After every step [`Job::hashes`] has the blocks that are certain by then.
+//! The body is parsed piece by piece and rendered in one step, which cannot be cut; the text is looked up among the
+//! remembered ones and then tokenized piece by piece. After every step [`Job::hashes`] has the blocks that are
+//! certain by then.
 
 use std::rc::Rc;
 
-use super::models::{Setup, Tokenizers};
+use super::models::{Model, Setup, Tools};
+use super::text::Text;
 use crate::blocks::{BlockHash, Chain, TokenId, namespace};
 use crate::clock::{Budget, Time};
 use crate::explain::truncate;
 use crate::nokey::{NoKey, NoKeyReason};
+use crate::request::json::Parsing;
 use crate::request::{Api, Body, Prepared, PromptInput, Truncate};
-use crate::tokenizer::{Encoding, Step};
+use crate::tokenizer::Step;
+use crate::tokenizer::memory::Scope;
 
+/// JSON that is parsed between two looks at the clock.
+const STEP_JSON: usize = 16 << 10;
 /// Text that is tokenized between two looks at the clock.
 const STEP_BYTES: usize = 4 << 10;
 /// Ids that are hashed between two looks at the clock, where the client sent them.
@@ -29,10 +35,14 @@ const BYTES_PER_TOKEN: f64 = 4.0;
 enum Stage {
     /// The body, still to be parsed.
     Body(Vec<u8>),
+    /// The body, parsed in part.
+    Parsing(Parsing),
+    /// The parsed body, still to be rendered.
+    Parsed(Body),
     /// Ids that the client sent, and how many of them are hashed.
     Ids(Vec<TokenId>, usize),
     /// Text under way.
-    Text { encoding: Box<dyn Encoding>, bytes: usize },
+    Text(Text),
     /// Everything is known.
     Done,
     /// There is no more to be known.
@@ -108,28 +118,25 @@ impl Job {
         match &self.stage {
             Stage::Done => (self.tokens as f64, true),
             Stage::Ids(ids, _) => (ids.len() as f64, true),
-            Stage::Text { encoding, bytes } => {
-                let rest = encoding.remaining_bytes();
-                let done = bytes.saturating_sub(rest) as f64;
+            Stage::Text(text) => {
+                let rest = text.remaining_bytes();
+                let done = text.bytes().saturating_sub(rest) as f64;
                 // From a few kilobytes on the text itself says best how long its tokens are.
                 let ratio = if done >= 2048.0 && self.tokens > 0 { done / self.tokens as f64 } else { BYTES_PER_TOKEN };
                 (self.tokens as f64 + rest as f64 / ratio, false)
             }
-            Stage::Body(_) | Stage::Failed => (self.body_bytes as f64 / BYTES_PER_TOKEN, false),
+            Stage::Body(_) | Stage::Parsing(_) | Stage::Parsed(_) | Stage::Failed => {
+                (self.body_bytes as f64 / BYTES_PER_TOKEN, false)
+            }
         }
     }
 
     /// Works on as long as `budget` allows, at least one step. Ends early when a new block is known, so that the
     /// caller can look whether further ones still matter. An error ends the job.
-    pub fn step(
-        &mut self,
-        tokenizers: &mut Tokenizers,
-        unix_seconds: u64,
-        budget: Budget<'_>,
-    ) -> Result<(), NoKeyReason> {
+    pub fn step(&mut self, tools: &mut Tools, unix_seconds: u64, budget: Budget<'_>) -> Result<(), NoKeyReason> {
         let known = self.hashes.len();
         loop {
-            let result = self.one(tokenizers, unix_seconds);
+            let result = self.one(tools, unix_seconds);
             if result.is_err() {
                 self.stage = Stage::Failed;
             }
@@ -140,17 +147,29 @@ impl Job {
         }
     }
 
-    fn one(&mut self, tokenizers: &mut Tokenizers, unix_seconds: u64) -> Result<(), NoKeyReason> {
+    fn one(&mut self, tools: &mut Tools, unix_seconds: u64) -> Result<(), NoKeyReason> {
         match &mut self.stage {
             Stage::Body(body) => {
-                let body = std::mem::take(body);
-                self.open(&body, tokenizers, unix_seconds)
+                let parsing = Body::parsing(std::mem::take(body))?;
+                self.stage = Stage::Parsing(parsing);
+                Ok(())
             }
-            Stage::Text { encoding, .. } => {
+            Stage::Parsing(parsing) => match Body::step(parsing, STEP_JSON)? {
+                Some(body) => self.parsed(body),
+                None => Ok(()),
+            },
+            Stage::Parsed(_) => match std::mem::replace(&mut self.stage, Stage::Failed) {
+                Stage::Parsed(body) => self.render(&body, tools, unix_seconds),
+                _ => Ok(()),
+            },
+            Stage::Text(text) => {
                 let mut ids = Vec::new();
-                let step = encoding.step(STEP_BYTES, &mut ids);
+                let step = text.step(STEP_BYTES, &mut ids);
                 let step = step.map_err(|e| NoKeyReason::new(NoKey::TokenizerError, e.0))?;
                 self.take(&ids);
+                if let (Stage::Text(text), Some(chain)) = (&mut self.stage, &self.chain) {
+                    text.remember(&mut tools.memory, self.tokens, &self.hashes, chain);
+                }
                 if step == Step::Done {
                     self.finish();
                 }
@@ -171,36 +190,50 @@ impl Job {
         }
     }
 
-    fn open(&mut self, body: &[u8], tokenizers: &mut Tokenizers, unix_seconds: u64) -> Result<(), NoKeyReason> {
-        let setup = self.setup.clone();
-        let body = Body::parse(body)?;
+    fn parsed(&mut self, body: Body) -> Result<(), NoKeyReason> {
         let name = body.model().ok_or_else(|| NoKeyReason::new(NoKey::UnknownModel, "the body names no model"))?;
-        let found = setup.config.model(name).map(|(at, _)| at);
+        let found = self.setup.config.model(name).map(|(at, _)| at);
         let unknown = || NoKeyReason::new(NoKey::UnknownModel, format!("no model is called {name:.100}"));
-        let at = found.ok_or_else(unknown)?;
-        self.model = Some(at);
-        let model = setup.models.get(at).ok_or_else(|| NoKeyReason::new(NoKey::Internal, "models out of step"))?;
-        let in_front = model.specials_in_front();
-        let tokenizer = tokenizers.of(model)?;
-        let prepared = model.renderer()?.prepare(self.api, &body, unix_seconds)?;
-        drop(body);
+        self.model = Some(found.ok_or_else(unknown)?);
+        self.stage = Stage::Parsed(body);
+        Ok(())
+    }
+
+    fn render(&mut self, body: &Body, tools: &mut Tools, unix_seconds: u64) -> Result<(), NoKeyReason> {
+        let setup = self.setup.clone();
+        let model = self.model.and_then(|at| setup.models.get(at));
+        let model = model.ok_or_else(|| NoKeyReason::new(NoKey::Internal, "models out of step"))?;
+        let prepared = model.renderer()?.prepare(self.api, body, unix_seconds)?;
+        self.begin(prepared, model, tools)
+    }
+
+    fn begin(&mut self, prepared: Prepared, model: &Model, tools: &mut Tools) -> Result<(), NoKeyReason> {
         let Prepared { input, add_special_tokens, truncate, cache_salt, open_ended, .. } = prepared;
+        let in_front = if add_special_tokens { model.specials_in_front() } else { 0 };
         self.max_output_tokens = prepared.max_output_tokens;
         self.streamed = prepared.stream;
         self.open_ended = open_ended;
-        self.truncate = truncate.map(|cut| (cut, if add_special_tokens { in_front } else { 0 }));
-        let root = namespace(&setup.config.hash_seed, &model.config.name, None, cache_salt.as_deref());
+        self.truncate = truncate.map(|cut| (cut, in_front));
+        let root = namespace(&self.setup.config.hash_seed, &model.config.name, None, cache_salt.as_deref());
         self.chain = Some(Chain::new(root, model.config.block_size));
+        let tokenizer = tools.tokenizers.of(model)?;
         self.stage = match input {
             PromptInput::Ids(ids) => Stage::Ids(ids, 0),
-            // A job tokenizes one text; such prompts (gpt-oss, a message that spells a special token) are rare.
-            PromptInput::Pieces(_) => {
-                return Err(NoKeyReason::new(NoKey::Unsupported, "a message spells a special token"));
+            PromptInput::Pieces(pieces) => Stage::Text(Text::pieces(tokenizer, pieces, add_special_tokens)),
+            // Of these the last tokens are held back, so what is hashed lags behind what is tokenized.
+            PromptInput::Text(text) if open_ended || truncate.is_some() => {
+                Stage::Text(Text::pieces(tokenizer, vec![text], add_special_tokens))
             }
             PromptInput::Text(text) => {
-                let bytes = text.len();
-                let text: Rc<str> = text.into();
-                Stage::Text { encoding: tokenizer.start(text, add_special_tokens), bytes }
+                let block_size = model.config.block_size;
+                let scope = Scope { root, block_size, tokenizer: model.tokenizer_id(add_special_tokens) };
+                let (text, beginning) = Text::whole(tokenizer, text, add_special_tokens, scope, &mut tools.memory);
+                if let Some(beginning) = beginning {
+                    self.tokens = beginning.at.tokens;
+                    self.hashes = beginning.hashes;
+                    self.chain = Some(beginning.chain);
+                }
+                Stage::Text(text)
             }
         };
         Ok(())
@@ -237,3 +270,7 @@ impl Job {
         chain.extend(&ids, &mut self.hashes);
     }
 }
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

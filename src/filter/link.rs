@@ -1,30 +1,33 @@
-//! A router VM's way to the others: its slot and the queue of it, snapshot pulls, and bounces.
+//! A router VM's way to the others: its slot and the queue of it, snapshot pulls, and [bounces](super::bounce).
 //!
-//! A *bounce* is a message that another VM sends back at once: it calls this VM again sooner than a tick would.
+//! A queue's messages are announced to the root context that registered it last, and to nobody once that is gone
+//! (its listener was removed, say). Whoever notices makes the next tick register it again; noticed is a root context
+//! that ends or begins, and a message that a tick finds without an announcement.
 
+use super::bounce::Bounces;
 use super::host::{Host, Level};
 use super::metrics::{Counter, Gauge};
-use crate::clock::{MS, SECOND, Time};
+use crate::clock::{SECOND, Time};
 use crate::config::Bridge;
 use crate::feed::SNAPSHOT_PATH;
-use crate::feed::slots::{QueueId, SlotLease};
+use crate::feed::slots::SlotLease;
 use crate::feed::sync::SyncCounts;
 use crate::replicas::Fleet;
 use crate::replicas::peers::Message;
 
 /// Between two looks at the numbers for metrics.
 const REPORT: u64 = SECOND >> 1;
-/// A bounce that has not come back after this long is given up.
-const LOST: u64 = 20 * MS;
-
-const BOUNCE: &[u8] = b"KVT>";
-const BOUNCED: &[u8] = b"KVT<";
 
 /// See the [module](self).
 pub struct Link {
     lease: SlotLease,
+    /// The queue may have something.
     news: bool,
-    bounced: Option<Time>,
+    /// Only a tick says so.
+    unannounced: bool,
+    /// The next tick is to register the queue.
+    claim: bool,
+    bounces: Bounces,
     reported: Time,
     counts: SyncCounts,
 }
@@ -35,7 +38,9 @@ impl Link {
         Link {
             lease: SlotLease::new(random),
             news: false,
-            bounced: None,
+            unannounced: false,
+            claim: false,
+            bounces: Bounces::default(),
             reported: Time(0),
             counts: SyncCounts::default(),
         }
@@ -63,15 +68,18 @@ impl Link {
         host.log(Level::Info, &format!("slot {} leased", self.lease.number().unwrap_or(0)));
     }
 
-    /// The current root context is new, or another one went: the queue's announcements go to it from now on.
-    pub fn register(&mut self, host: &dyn Host) {
-        self.lease.register(host);
-        self.news = true;
+    /// A root context is new or has gone: the queue's announcements must go to one that lives.
+    pub fn claim(&mut self) {
+        self.claim = true;
     }
 
-    /// Something lies in the queue.
-    pub fn announce(&mut self) {
-        self.news = true;
+    /// Something lies in a queue.
+    pub fn announce(&mut self, host: &dyn Host) {
+        self.bounces.answer(host);
+        if self.lease.number().is_some() {
+            (self.news, self.unannounced) = (true, false);
+            host.count(Counter::QueueWakes, 1);
+        }
     }
 
     /// Whether the queue may have something.
@@ -79,13 +87,20 @@ impl Link {
         self.news
     }
 
-    /// Keeps the slot, notices who went, and writes the metrics.
-    pub fn tick(&mut self, host: &dyn Host, fleet: &mut Fleet, jobs: (usize, usize), now: Time) {
+    /// Keeps the slot, notices who went, and writes the metrics now and then. True: it did.
+    pub fn tick(&mut self, host: &dyn Host, fleet: &mut Fleet, jobs: (usize, usize), now: Time) -> bool {
+        let nonce = self.lease.nonce();
         if self.lease.number().is_none() {
-            return;
+            self.bounces.offer(host, nonce, now);
+            return false;
         }
-        // An announcement may have been lost with the root context that it was for.
-        self.news = true;
+        self.bounces.look(host, nonce, now);
+        if std::mem::take(&mut self.claim) {
+            self.lease.register(host);
+        }
+        if !self.news {
+            (self.news, self.unannounced) = (true, true);
+        }
         let ticked = self.lease.tick(host, fleet.applied(), now);
         if ticked.lost {
             host.log(Level::Warn, "the slot was somebody else's: everything is pulled again");
@@ -95,10 +110,12 @@ impl Link {
         if let Some(leader) = self.lease.leader(host) {
             fleet.adopt(leader, now);
         }
-        if now.since(self.reported) >= REPORT {
+        let due = now.since(self.reported) >= REPORT;
+        if due {
             self.reported = now;
             self.report(host, fleet, jobs, now);
         }
+        due
     }
 
     /// Takes messages off the queue until `until`.
@@ -109,16 +126,18 @@ impl Link {
                 return;
             }
             let Some(message) = self.lease.take(host) else {
-                self.news = false;
+                (self.news, self.unannounced) = (false, false);
                 return;
             };
-            if let Some(from) = message.strip_prefix(BOUNCE) {
-                if let Some(from) = from.first_chunk::<4>() {
-                    host.enqueue(QueueId(u32::from_le_bytes(*from)), BOUNCED);
-                }
-            } else if message == BOUNCED {
-                self.bounced = None;
-            } else if Message::is(&message) {
+            if std::mem::take(&mut self.unannounced) {
+                // Perhaps it is only on its way; registering again does no harm.
+                host.count(Counter::QueueMissed, 1);
+                self.claim = true;
+            }
+            if self.bounces.receive(&message, host) {
+                continue;
+            }
+            if Message::is(&message) {
                 // A message that does not decode is as good as lost, which the next one mends.
                 let _ = fleet.on_peer(&message, now);
             } else {
@@ -145,25 +164,14 @@ impl Link {
 
     /// Whether another VM would send a bounce back.
     pub fn can_bounce(&self) -> bool {
-        self.lease.any_peer().is_some() && self.lease.queue().is_some()
+        self.lease.queue().is_some() && (self.bounces.partner().is_some() || self.lease.any_peer().is_some())
     }
 
     /// Asks another VM to call this one. False: nobody would.
     pub fn bounce(&mut self, host: &dyn Host, now: Time) -> bool {
-        let (Some(peer), Some(own)) = (self.lease.any_peer(), self.lease.queue()) else { return false };
-        if let Some(sent) = self.bounced {
-            // One at a time; one that is not answered says that the peer is busy or dead.
-            if now.since(sent) < LOST {
-                return true;
-            }
-            self.bounced = None;
-            return false;
-        }
-        let mut message = BOUNCE.to_vec();
-        message.extend_from_slice(&own.0.to_le_bytes());
-        let sent = host.enqueue(peer, &message);
-        self.bounced = sent.then_some(now);
-        sent
+        let partner = self.bounces.partner().or_else(|| self.lease.any_peer());
+        let (Some(to), Some(own)) = (partner, self.lease.queue()) else { return false };
+        self.bounces.send(host, to, own, now)
     }
 
     fn report(&mut self, host: &dyn Host, fleet: &Fleet, (jobs, job_bytes): (usize, usize), now: Time) {

@@ -1,7 +1,10 @@
 //! What the admin instance answers: the state of the router VM that it shares, and what the VM would do with a
 //! request. Nothing is booked, and nothing of it is on the path of requests.
 
+use std::rc::Rc;
+
 use super::host::Host;
+use super::models::Setup;
 use super::router::Router;
 use crate::blocks::BlockHash;
 use crate::clock::Time;
@@ -29,17 +32,18 @@ pub fn state(router: &Router, host: &dyn Host) -> WorkerState {
         index: IndexState {
             blocks: stats.index.entries as u64,
             bytes: stats.index.bytes as u64,
-            max_bytes: router.setup.config.limits.index_bytes as u64,
+            max_bytes: router.setups.newest().config.limits.index_bytes as u64,
         },
         memory: vec![
             owner("vm", host.memory_used()),
             owner("index", stats.index.bytes),
             owner("jobs", job_bytes),
+            owner("prompts", router.tools.memory.bytes()),
             owner("feed", stats.sync.backlog_bytes),
             #[cfg(target_family = "wasm")]
             owner("pages", core::arch::wasm32::memory_size(0).saturating_mul(64 << 10)),
         ],
-        max_memory_bytes: router.setup.config.limits.memory_bytes as u64,
+        max_memory_bytes: router.setups.newest().config.limits.memory_bytes as u64,
         jobs: jobs as u64,
     }
 }
@@ -96,14 +100,20 @@ pub fn choice(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> 
         feed: feed(&router.fleet.stats(now)),
         ..Choice::default()
     };
-    out.explanation = match explanation(router, host, path, body) {
-        Ok(explanation) => explanation,
-        Err(reason) => Explanation::without_key(reason),
+    let setup = match explanation(router, host, path, body) {
+        Ok((explanation, setup)) => {
+            out.explanation = explanation;
+            setup
+        }
+        Err(reason) => {
+            out.explanation = Explanation::without_key(reason);
+            return out;
+        }
     };
     if out.explanation.no_key.is_some() {
         return out;
     }
-    match preview(router, now, &out.explanation) {
+    match preview(router, &setup, now, &out.explanation) {
         Ok(receipt) => {
             let candidate = |c| candidate(c, receipt.prompt_tokens);
             out.candidates = receipt.candidates.iter().map(candidate).collect();
@@ -116,22 +126,30 @@ pub fn choice(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> 
     out
 }
 
-fn explanation(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> Result<Explanation, NoKeyReason> {
-    let setup = router.setup.clone();
-    let api = Api::from_path(path, &setup.config.paths);
-    let api = api.ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no prompt comes by {path}")))?;
-    if body.len() > setup.config.limits.max_inspect_bytes {
+fn explanation(
+    router: &mut Router,
+    host: &dyn Host,
+    path: &str,
+    body: &[u8],
+) -> Result<(Explanation, Rc<Setup>), NoKeyReason> {
+    let largest = router.setups.all().map(|setup| setup.config.limits.max_inspect_bytes).max().unwrap_or(0);
+    if body.len() > largest {
         return Err(NoKeyReason::new(NoKey::BodyTooLarge, format!("{} bytes", body.len())));
     }
     let body = Body::parse(body)?;
     let name = body.model().unwrap_or_default();
+    // Listeners may differ: the newest one that knows the model, or else the path, answers.
+    let knows = |setup: &&Rc<Setup>| setup.config.model(name).is_some();
+    let setup = router.setups.all().find(knows).unwrap_or(router.setups.newest()).clone();
+    let api = Api::from_path(path, &setup.config.paths);
+    let api = api.ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no prompt comes by {path}")))?;
     let found = setup.config.model(name).and_then(|(at, _)| setup.models.get(at));
     let model = found.ok_or_else(|| NoKeyReason::new(NoKey::UnknownModel, format!("no model is called {name:?}")))?;
-    let model = model.explainable(&mut router.tokenizers, &setup.config.hash_seed)?;
-    Ok(explain(&model, api, &body, host.unix_seconds()))
+    let model = model.explainable(&mut router.tools.tokenizers, &setup.config.hash_seed)?;
+    Ok((explain(&model, api, &body, host.unix_seconds()), setup))
 }
 
-fn preview(router: &Router, now: Time, explanation: &Explanation) -> Result<Receipt, NoKey> {
+fn preview(router: &Router, setup: &Setup, now: Time, explanation: &Explanation) -> Result<Receipt, NoKey> {
     let model = explanation.model.as_deref().unwrap_or_default();
     let mut matching: Matching = router.fleet.begin(model, explanation.block_size)?;
     for hash in &explanation.block_hashes {
@@ -139,7 +157,8 @@ fn preview(router: &Router, now: Time, explanation: &Explanation) -> Result<Rece
         router.fleet.push(&mut matching, BlockHash(hash));
     }
     let tokens = explanation.token_ids.len() as u64;
-    router.fleet.preview(&matching, &Ask { tokens, now, ..Ask::default() })
+    let (policy, only) = (Some(&setup.config.policy), setup.only.as_deref());
+    router.fleet.preview(&matching, &Ask { tokens, policy, only, now, ..Ask::default() })
 }
 
 fn no_pick(kind: NoKey) -> &'static str {

@@ -40,8 +40,12 @@ pub enum Counter {
     MatchedTokens,
     /// Stretches of work.
     Slices,
-    /// Stretches that another VM called.
+    /// Messages that another VM sent back to call this one again.
     Bounces,
+    /// Announcements of messages in the queue of a slot.
+    QueueWakes,
+    /// Times that a tick found messages which nobody had announced.
+    QueueMissed,
     /// Batches of the feed that were applied.
     FeedBatches,
     /// Holes in the feed.
@@ -65,6 +69,8 @@ impl Counter {
             Counter::MatchedTokens => "kvroute_matched_tokens_total",
             Counter::Slices => "kvroute_slices_total",
             Counter::Bounces => "kvroute_bounces_total",
+            Counter::QueueWakes => "kvroute_queue_wakes_total",
+            Counter::QueueMissed => "kvroute_queue_missed_total",
             Counter::FeedBatches => "kvroute_feed_batches_total",
             Counter::FeedGaps => "kvroute_feed_gaps_total",
             Counter::Snapshots => "kvroute_snapshots_total",
@@ -84,6 +90,8 @@ pub enum Gauge {
     JobBytes,
     /// Memory that the VM uses.
     MemoryBytes,
+    /// The longest stretch of work since the last report, in microseconds.
+    LongestSlice,
     /// Blocks in the index.
     IndexBlocks,
     /// Bytes of the index.
@@ -101,6 +109,7 @@ impl Gauge {
             Gauge::Jobs => "jobs",
             Gauge::JobBytes => "job_bytes",
             Gauge::MemoryBytes => "memory_bytes",
+            Gauge::LongestSlice => "longest_slice_us",
             Gauge::IndexBlocks => "index_blocks",
             Gauge::IndexBytes => "index_bytes",
             Gauge::Synced => "synced",

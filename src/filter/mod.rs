@@ -5,10 +5,11 @@
 //! | Envoy's callbacks, thin | `entry`, `router_http`, `ingest_http`, `admin_http` (wasm) |
 //! | Envoy's host calls, and what the logic needs of them | `sys`, `envoy` (wasm), [`host`] |
 //! | requests under way, and the work that is left | [`router`] |
-//! | one request, body to block hashes, in steps | [`job`] |
+//! | one request, body to block hashes, in steps | [`job`], [`text`] |
 //! | how much work at a stretch | [`turns`] |
-//! | slot, queue, snapshot pulls, bounces | [`link`] |
-//! | configuration, models, tokenizers | [`models`] |
+//! | slot, queue, snapshot pulls | [`link`] |
+//! | being called again by another VM | [`bounce`] |
+//! | configuration, models, tokenizers | [`setups`], [`models`] |
 //! | headers that steer | [`steer`] |
 //! | the first data of an answer | [`sse`] |
 //! | metrics | [`metrics`] |
@@ -17,10 +18,13 @@
 
 #[cfg(target_family = "wasm")]
 mod admin_http;
+pub mod bounce;
 #[cfg(target_family = "wasm")]
 mod entry;
 #[cfg(target_family = "wasm")]
 mod envoy;
+#[cfg(test)]
+pub mod fake;
 pub mod host;
 #[cfg(target_family = "wasm")]
 mod ingest_http;
@@ -35,8 +39,10 @@ pub mod router;
 #[cfg(target_family = "wasm")]
 mod router_http;
 pub mod secret;
+pub mod setups;
 pub mod sse;
 pub mod steer;
 #[cfg(target_family = "wasm")]
 mod sys;
+pub mod text;
 pub mod turns;

@@ -3,13 +3,16 @@
 use std::rc::Rc;
 
 use hashbrown::HashMap;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::{self, Config, ConfigError};
 use crate::explain;
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::pack::Pack;
+use crate::replicas::ReplicaKey;
 use crate::request::Renderer;
 use crate::tokenizer::Tokenizer;
+use crate::tokenizer::memory::PromptMemory;
 
 /// One model: its configuration and, unless it is switched off, what renders for it.
 pub struct Model {
@@ -24,6 +27,9 @@ pub struct Setup {
     pub config: Config,
     /// Its models, in its order.
     pub models: Vec<Model>,
+    /// Where its requests may go, in order: without a bridge only to the replicas that it names itself, whatever
+    /// other listeners of the VM name.
+    pub only: Option<Vec<ReplicaKey>>,
 }
 
 impl Setup {
@@ -31,7 +37,13 @@ impl Setup {
     pub fn new(config: Config, packs: &[Pack]) -> Result<Setup, ConfigError> {
         let models = config.models.iter().enumerate();
         let models = models.map(|(i, m)| Model::new(m.clone(), packs, &format!("models[{i}]")));
-        Ok(Setup { models: models.collect::<Result<_, _>>()?, config })
+        let models = models.collect::<Result<_, _>>()?;
+        let only = config.bridge.is_none().then(|| {
+            let mut only: Vec<_> = config.replicas.iter().map(|r| ReplicaKey::new(&r.address, r.rank)).collect();
+            only.sort_unstable();
+            only
+        });
+        Ok(Setup { models, only, config })
     }
 }
 
@@ -79,6 +91,13 @@ impl Model {
         self.ready.as_ref().map_or(0, |(pack, _)| pack.meta().specials.prefix.len())
     }
 
+    /// Identifies its tokenizer for the [`PromptMemory`].
+    pub fn tokenizer_id(&self, add_special_tokens: bool) -> u64 {
+        let pack = self.ready.as_ref().map_or("", |(pack, _)| pack.name());
+        // Packs are part of the VM's code: as long as it lives, one name is one tokenizer.
+        xxh3_64(pack.as_bytes()) << 1 | u64::from(add_special_tokens)
+    }
+
     /// The same, as `explain` needs it.
     pub fn explainable<'a>(
         &'a self,
@@ -94,6 +113,14 @@ impl Model {
             hash_seed,
         })
     }
+}
+
+/// What all jobs of a VM work with.
+pub struct Tools {
+    /// Its tokenizers.
+    pub tokenizers: Tokenizers,
+    /// What its earlier prompts began with.
+    pub memory: PromptMemory,
 }
 
 /// The tokenizers of a VM by their packs. Made when they are first needed: that takes long for some, and a VM

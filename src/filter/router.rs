@@ -15,8 +15,9 @@ use hashbrown::HashMap;
 use super::host::{Host, Level};
 use super::job::Job;
 use super::link::Link;
-use super::metrics::{Counter, Outcome};
-use super::models::{Setup, Tokenizers};
+use super::metrics::{Counter, Gauge, Outcome};
+use super::models::{Setup, Tokenizers, Tools};
+use super::setups::Setups;
 use super::sse::FirstData;
 use super::steer::selection_headers;
 use super::turns::{Next, Turns};
@@ -24,8 +25,9 @@ use crate::clock::{MS, SECOND, Time};
 use crate::config::{Config, ConfigError};
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::pack::Pack;
-use crate::replicas::{Ask, BookingId, Fleet, FleetSettings, Matching, Pick, StaticReplica};
+use crate::replicas::{Ask, BookingId, Fleet, FleetSettings, Matching, Pick};
 use crate::request::Api;
+use crate::tokenizer::memory::PromptMemory;
 
 /// How long the first requests of a VM may wait for the first snapshot, within their own time budget.
 const FIRST_SYNC: u64 = 2 * SECOND;
@@ -72,22 +74,20 @@ pub enum Submitted {
 pub enum Cause {
     /// A tick.
     Tick,
-    /// Another VM sent the bounce back.
-    Bounce,
-    /// Anything else that brought work.
+    /// Anything else that brought work, a bounce among it.
     News,
 }
 
 /// See the [module](self).
 pub struct Router {
-    /// The configuration that came last.
-    pub setup: Rc<Setup>,
+    /// The configurations.
+    pub setups: Setups,
     /// What is believed.
     pub fleet: Fleet,
     /// The way to the other VMs and the bridge.
     pub link: Link,
-    /// The tokenizers of this VM.
-    pub tokenizers: Tokenizers,
+    /// What jobs work with.
+    pub tools: Tools,
     turns: Turns,
     held: VecDeque<Held>,
     finishing: VecDeque<Finishing>,
@@ -105,53 +105,54 @@ fn settings(config: &Config) -> FleetSettings {
     }
 }
 
-fn static_replicas(config: &Config) -> Vec<StaticReplica> {
-    let block_size = |model: &str| config.model(model).map_or(16, |(_, m)| m.block_size);
-    let of = |r: &crate::config::StaticReplica| StaticReplica {
-        address: r.address.clone(),
-        model: r.model.clone(),
-        block_size: block_size(&r.model),
-        rank: r.rank,
-        capacity_blocks: r.capacity_blocks,
-    };
-    config.replicas.iter().map(of).collect()
-}
-
-fn turns(config: &Config) -> Turns {
-    Turns::new((config.limits.slice_ms * MS as f64) as u64)
+fn slice(config: &Config) -> u64 {
+    (config.limits.slice_ms * MS as f64) as u64
 }
 
 impl Router {
-    /// A VM that has just been started. `random` differs from VM to VM and is secret.
-    pub fn new(config: Config, packs: &[Pack], random: u64) -> Result<Router, ConfigError> {
-        let setup = Rc::new(Setup::new(config, packs)?);
-        let mut fleet = Fleet::new(settings(&setup.config), random);
-        fleet.set_static(&static_replicas(&setup.config));
-        Ok(Router {
-            fleet,
+    /// A VM that has just been started, by its first root context. `random` differs from VM to VM and is secret.
+    pub fn new(root: u32, config: Config, packs: &[Pack], random: u64) -> Result<Router, ConfigError> {
+        let setups = Setups::new(root, config, packs)?;
+        let config = &setups.newest().config;
+        let memory = PromptMemory::new(config.limits.prompt_memory_bytes, random.rotate_left(32));
+        let mut router = Router {
+            fleet: Fleet::new(settings(config), random),
             link: Link::new(random),
-            tokenizers: Tokenizers::default(),
-            turns: turns(&setup.config),
-            setup,
+            tools: Tools { tokenizers: Tokenizers::default(), memory },
+            turns: Turns::new(slice(config)),
+            setups,
             held: VecDeque::new(),
             finishing: VecDeque::new(),
             job_bytes: 0,
             flights: HashMap::new(),
             outcomes: HashMap::new(),
             first_request: None,
-        })
+        };
+        router.apply();
+        Ok(router)
     }
 
-    /// Takes a new configuration. What is believed stays; requests under way keep the one they began with.
-    pub fn configure(&mut self, config: Config, packs: &[Pack]) -> Result<(), ConfigError> {
-        if config == self.setup.config {
-            return Ok(());
-        }
-        self.setup = Rc::new(Setup::new(config, packs)?);
-        self.turns = turns(&self.setup.config);
-        self.fleet.configure(settings(&self.setup.config));
-        self.fleet.set_static(&static_replicas(&self.setup.config));
-        Ok(())
+    /// Takes the configuration of a root context. What is believed stays; requests under way keep the one they
+    /// began with.
+    pub fn configure(&mut self, root: u32, config: Config, packs: &[Pack]) -> Result<Rc<Setup>, ConfigError> {
+        let setup = self.setups.put(root, config, packs)?;
+        self.apply();
+        Ok(setup)
+    }
+
+    /// A root context has ended: its replicas go, and the others have to look after the queue.
+    pub fn root_gone(&mut self, root: u32) {
+        self.setups.remove(root);
+        self.apply();
+        self.link.claim();
+    }
+
+    fn apply(&mut self) {
+        let config = &self.setups.newest().config;
+        self.turns.set_slice(slice(config));
+        self.fleet.configure(settings(config));
+        self.tools.memory.set_max_bytes(config.limits.prompt_memory_bytes);
+        self.fleet.set_static(&self.setups.replicas());
     }
 
     /// Jobs under way and the memory set aside for them.
@@ -161,6 +162,9 @@ impl Router {
 
     /// A request has come: a VM without a slot gets one now.
     pub fn on_request(&mut self, host: &dyn Host) {
+        if self.first_request.is_some() && self.link.slot().is_some() {
+            return;
+        }
         let now = host.now();
         self.first_request.get_or_insert(now);
         self.link.serve(host, &mut self.fleet, now);
@@ -220,30 +224,45 @@ impl Router {
     /// tick that it needs.
     pub fn turn(&mut self, cause: Cause, host: &dyn Host) -> u32 {
         let now = host.now();
-        match cause {
-            Cause::Tick => self.turns.ticked(),
-            Cause::Bounce => host.count(Counter::Bounces, 1),
-            Cause::News => {}
+        if cause == Cause::News {
+            self.turns.called(now);
         }
         if cause == Cause::Tick {
+            self.turns.ticked();
             self.fleet.tick(now);
             let jobs = self.jobs();
-            self.link.tick(host, &mut self.fleet, jobs, now);
+            if self.link.tick(host, &mut self.fleet, jobs, now) {
+                host.gauge(Gauge::LongestSlice, self.link.slot().unwrap_or(0), self.turns.take_longest() >> 10);
+            }
         }
         self.overdue(now, host);
         if let Some(until) = self.turns.begin(now) {
-            if self.has_work() {
+            if self.has_work(now) {
                 host.count(Counter::Slices, 1);
                 self.work(until, host);
             }
-            self.link.talk(host, &mut self.fleet, self.setup.config.bridge.as_ref(), &self.setup.config.secret);
+            let config = &self.setups.newest().config;
+            self.link.talk(host, &mut self.fleet, config.bridge.as_ref(), &config.secret);
         }
         let after = host.now();
-        match self.turns.end(now, after, self.has_work(), self.link.can_bounce()) {
-            Next::Nothing if self.held.is_empty() => IDLE_TICK,
-            Next::Bounce if self.link.bounce(host, after) => IDLE_TICK.min(5),
+        match self.turns.end(now, after, self.has_work(after), self.link.can_bounce()) {
+            Next::Nothing if self.held.is_empty() && !self.turns.is_busy() => IDLE_TICK,
+            Next::Bounce => {
+                self.link.bounce(host, after);
+                1
+            }
             _ => 1,
         }
+    }
+
+    /// After [`Router::submit`], in the callback of the stream: calls for what is left to do, and gives the
+    /// milliseconds until the next tick that it needs, if any.
+    pub fn call_again(&mut self, host: &dyn Host) -> Option<u32> {
+        if !self.held.is_empty() {
+            self.link.bounce(host, host.now());
+        }
+        let (jobs, _) = self.jobs();
+        (jobs > 0 || self.turns.is_busy()).then_some(1)
     }
 
     /// The stream's answer has begun. `address` is the upstream that gives it.
@@ -299,8 +318,8 @@ impl Router {
     }
 
     /// Whether [`Router::turn`] could do something now.
-    fn has_work(&self) -> bool {
-        let waits = self.syncing(Time(0));
+    fn has_work(&self, now: Time) -> bool {
+        let waits = self.syncing(now);
         self.fleet.has_work()
             || self.link.has_news()
             || !self.finishing.is_empty()
@@ -309,7 +328,7 @@ impl Router {
 
     /// Whether requests should wait for the first snapshot.
     fn syncing(&self, now: Time) -> bool {
-        self.setup.config.bridge.is_some()
+        self.setups.newest().config.bridge.is_some()
             && !self.fleet.synced()
             && self.first_request.is_some_and(|first| now.since(first) < FIRST_SYNC)
     }
@@ -358,7 +377,7 @@ impl Router {
             let began = host.now();
             let setup = finishing.job.setup.clone();
             let unix = host.unix_seconds();
-            let result = finishing.job.step(&mut self.tokenizers, unix, &mut || host.now() < until);
+            let result = finishing.job.step(&mut self.tools, unix, &mut || host.now() < until);
             finishing.worked = finishing.worked.saturating_add(host.now().since(began));
             let spent = finishing.worked > setup.config.limits.finish_budget_ms.saturating_mul(MS);
             if result.is_err() || finishing.job.is_done() || spent {
@@ -375,7 +394,7 @@ impl Router {
             let waits = self.syncing(host.now());
             if !waits || !held.job.is_done() {
                 let unix = host.unix_seconds();
-                let step = held.job.step(&mut self.tokenizers, unix, &mut || host.now() < until);
+                let step = held.job.step(&mut self.tools, unix, &mut || host.now() < until);
                 if let Err(reason) = step
                     && held.job.hashes.is_empty()
                 {
@@ -414,10 +433,8 @@ impl Router {
             held.matching = Some(begun.map_err(what)?);
         }
         let Some(matching) = &mut held.matching else { return Ok(true) };
-        for hash in held.job.hashes.get(held.pushed..).unwrap_or_default() {
-            self.fleet.push(matching, *hash);
-            held.pushed += 1;
-        }
+        self.fleet.push_all(matching, held.job.hashes.get(held.pushed..).unwrap_or_default());
+        held.pushed = held.job.hashes.len();
         Ok(matching.open())
     }
 
@@ -425,7 +442,9 @@ impl Router {
         let matching = held.matching.as_ref();
         let matching = matching.ok_or_else(|| NoKeyReason::new(NoKey::Internal, "nothing was matched"))?;
         let (tokens, exact) = held.job.tokens();
-        let ask = Ask { tokens: tokens as u64, estimated: !exact, now, ..Ask::default() };
+        let setup = &held.job.setup;
+        let (policy, only) = (Some(&setup.config.policy), setup.only.as_deref());
+        let ask = Ask { tokens: tokens as u64, estimated: !exact, policy, only, now, ..Ask::default() };
         self.fleet.choose(matching, &ask).map_err(|kind| NoKeyReason::new(kind, "no candidate"))
     }
 
@@ -517,3 +536,7 @@ impl Router {
 fn budget(job: &Job) -> u64 {
     job.setup.config.limits.time_budget_ms.saturating_mul(MS)
 }
+
+#[cfg(test)]
+#[path = "router_tests.rs"]
+mod tests;

@@ -7,7 +7,6 @@ use proxy_wasm::types::{Action, BufferType, MapType};
 
 use super::entry::{Ticker, with_router};
 use super::envoy::Envoy;
-use super::host::Host;
 use super::models::Setup;
 use super::router::Submitted;
 use super::sys;
@@ -41,13 +40,14 @@ pub struct RouterHttp {
     ticker: Ticker,
     phase: Phase,
     length_known: bool,
-    ended: bool,
+    /// The router remembers something of this stream, until it ends.
+    known: bool,
 }
 
 impl RouterHttp {
     /// A new stream.
     pub fn new(id: u32, host: Envoy, setup: Rc<Setup>, ticker: Ticker) -> RouterHttp {
-        RouterHttp { id, host, setup, ticker, phase: Phase::Passing, length_known: false, ended: false }
+        RouterHttp { id, host, setup, ticker, phase: Phase::Passing, length_known: false, known: false }
     }
 
     fn begin(&mut self, end_of_stream: bool) -> Result<Api, NoKeyReason> {
@@ -81,6 +81,7 @@ impl RouterHttp {
 
     fn pass(&mut self, reason: &NoKeyReason) -> Action {
         self.phase = Phase::Passing;
+        self.known |= self.setup.config.selection.outcome_header.is_some();
         with_router(|router| router.pass(self.id, &self.setup, reason, &self.host));
         Action::Continue
     }
@@ -88,18 +89,16 @@ impl RouterHttp {
     /// The body is complete.
     fn submit(&mut self, api: Api, body_size: usize) -> Action {
         let (id, host) = (self.id, self.host);
+        self.known = true;
         let setup = self.setup.clone();
         let submitted = with_router(|router| {
             router.admit(&setup, body_size, &host)?;
             let body = sys::buffer(BufferType::HttpRequestBody, 0, body_size)
                 .ok_or_else(|| NoKeyReason::new(NoKey::HostError, "the body could not be read"))?;
             let submitted = router.submit(id, setup, api, body, &host);
-            let tick = match submitted {
-                Submitted::Held if router.link.bounce(&host, host.now()) => 5,
-                Submitted::Held => 1,
-                Submitted::Pass => return Ok(submitted),
-            };
-            self.ticker.every(tick);
+            if let Some(tick) = router.call_again(&host) {
+                self.ticker.every(tick);
+            }
             Ok(submitted)
         });
         match submitted {
@@ -117,7 +116,7 @@ impl RouterHttp {
     }
 
     fn end(&mut self) {
-        if !std::mem::replace(&mut self.ended, true) {
+        if std::mem::take(&mut self.known) {
             with_router(|router| router.ended(self.id, &self.host));
         }
     }
@@ -170,6 +169,9 @@ impl HttpContext for RouterHttp {
     }
 
     fn on_http_response_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
+        if !self.known {
+            return Action::Continue;
+        }
         let header = |name| sys::header(MapType::HttpResponseHeaders, name).unwrap_or_default();
         let status = std::str::from_utf8(&header(":status")).ok().and_then(|s| s.parse().ok()).unwrap_or(0);
         let streamed = header("content-type").starts_with(b"text/event-stream");
@@ -186,6 +188,9 @@ impl HttpContext for RouterHttp {
     }
 
     fn on_http_response_body(&mut self, body_size: usize, _end_of_stream: bool) -> Action {
+        if !self.known {
+            return Action::Continue;
+        }
         with_router(|router| {
             if router.awaits_data(self.id)
                 && let Some(bytes) = sys::buffer(BufferType::HttpResponseBody, 0, body_size.min(PEEK))

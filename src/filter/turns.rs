@@ -2,11 +2,18 @@
 //!
 //! Envoy runs everything of a worker in one thread: while the filter works, every stream of the worker stands
 //! still. So work is cut into slices, and between two slices the loop has to turn. The quick way to be called
-//! again is a message that another VM sends back, but its answer may come within the same turn of the loop; a
-//! tick cannot, since timers run once a turn. So slices follow each other by message until `guard` nanoseconds
-//! were worked, then a tick has to come. Time spent away from the filter pays back what was worked.
+//! again is a message that another VM sends back, but its answer may come within the same turn of the loop, some
+//! 12 microseconds later; one that takes [`TURNED`] most likely does not. A tick never does, since timers run once
+//! a turn, but it takes 4 to 5 milliseconds. So there are two accounts of what was worked, less the time away:
+//!
+//! * since the loop *most likely* turned: past two slices a turn is waited for;
+//! * since the loop *surely* turned: past eight slices a tick is waited for. It is asked for while there is work,
+//!   so it comes in time unless messages keep the loop from turning.
 
 use crate::clock::Time;
+
+/// A message that comes this long after the filter was left, in nanoseconds, comes in another turn of the loop.
+pub const TURNED: u64 = 50_000;
 
 /// What calls the next slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,37 +31,80 @@ pub enum Next {
 pub struct Turns {
     slice: u64,
     guard: u64,
-    /// Worked since the loop is known to have turned, less what was paid back.
+    /// Worked since the loop most likely turned, less what was paid back.
     worked: u64,
+    /// Since the last tick.
+    since_tick: u64,
     /// When the filter was last left.
     left: Time,
+    longest: u64,
 }
 
 impl Turns {
-    /// Slices of `slice` nanoseconds, at most two of them without a tick.
+    /// Slices of `slice` nanoseconds, at most two of them in one turn of the loop.
     pub fn new(slice: u64) -> Self {
-        Turns { slice: slice.max(1), guard: slice.max(1).saturating_mul(2), worked: 0, left: Time(0) }
+        Turns {
+            slice: slice.max(1),
+            guard: slice.max(1).saturating_mul(2),
+            worked: 0,
+            since_tick: 0,
+            left: Time(0),
+            longest: 0,
+        }
+    }
+
+    /// Another length of slices; the books stay.
+    pub fn set_slice(&mut self, slice: u64) {
+        let new = Turns::new(slice);
+        (self.slice, self.guard) = (new.slice, new.guard);
+    }
+
+    /// The longest stretch since this was asked last, in nanoseconds.
+    pub fn take_longest(&mut self) -> u64 {
+        std::mem::take(&mut self.longest)
     }
 
     /// A tick has come: the loop has turned.
     pub fn ticked(&mut self) {
-        self.worked = 0;
+        (self.worked, self.since_tick) = (0, 0);
+    }
+
+    /// A message of another VM has come: if it took its time, the loop has turned.
+    pub fn called(&mut self, now: Time) {
+        if now.since(self.left) >= TURNED {
+            self.worked = 0;
+        }
+    }
+
+    /// Whether so much is worked that ticks should come often.
+    pub fn is_busy(&self) -> bool {
+        self.since_tick > self.guard
+    }
+
+    fn credit(&self) -> u64 {
+        let surely = self.guard.saturating_mul(4);
+        self.guard.saturating_sub(self.worked).min(surely.saturating_sub(self.since_tick)).min(self.slice)
     }
 
     /// Until when the callback that begins now may work; `None`: not at all, the loop must turn first.
     pub fn begin(&mut self, now: Time) -> Option<Time> {
-        self.worked = self.worked.saturating_sub(now.since(self.left));
+        let away = now.since(self.left);
+        self.worked = self.worked.saturating_sub(away);
+        self.since_tick = self.since_tick.saturating_sub(away);
         self.left = now;
-        let credit = self.guard.saturating_sub(self.worked).min(self.slice);
+        let credit = self.credit();
         // Less than an eighth of a slice is not worth the call.
         (credit > self.slice >> 3).then(|| now.after(credit))
     }
 
     /// The callback that began at `since` ends now. `more`: work is left; `bounce`: another VM would answer.
     pub fn end(&mut self, since: Time, now: Time, more: bool, bounce: bool) -> Next {
-        self.worked = self.worked.saturating_add(now.since(since));
+        let took = now.since(since);
+        self.worked = self.worked.saturating_add(took);
+        self.since_tick = self.since_tick.saturating_add(took);
+        self.longest = self.longest.max(took);
         self.left = now;
-        match (more, bounce && self.worked < self.guard) {
+        match (more, bounce && self.credit() > 0) {
             (false, _) => Next::Nothing,
             (true, true) => Next::Bounce,
             (true, false) => Next::Tick,
@@ -91,6 +141,26 @@ mod tests {
             assert_eq!(turns.end(now, until, true, true), Next::Bounce);
             now = until.after(MS);
         }
+    }
+
+    #[test]
+    fn slow_bounces_go_on_until_a_tick_is_missing() {
+        let mut turns = Turns::new(MS);
+        let (mut now, mut slices) = (Time(1_000 * MS), 0);
+        loop {
+            let until = turns.begin(now).unwrap();
+            slices += 1;
+            if turns.end(now, until, true, true) == Next::Tick {
+                break;
+            }
+            now = until.after(TURNED);
+            turns.called(now);
+        }
+        assert!((8..=9).contains(&slices), "{slices}");
+        now = now.after(2 * TURNED);
+        turns.called(now);
+        turns.ticked();
+        assert!(turns.begin(now).is_some() && !turns.is_busy());
     }
 
     #[test]

@@ -40,6 +40,10 @@ pub struct Bootstrap {
     pub secret: String,
     /// The router's plugin configuration; `role`, `secret` and `bridge` are filled in where absent.
     pub router: Value,
+    /// The same for the public listeners after the first one, where theirs differ.
+    pub others: Vec<Value>,
+    /// How long a listener or a connection that is to go may still finish what it has, in seconds.
+    pub drain_time_s: u32,
     /// Path of the active health check; `None`: no health checks.
     pub health_path: Option<String>,
     /// `per_connection_buffer_limit_bytes` of the public listeners; `None`: Envoy's default of 1 MiB.
@@ -68,6 +72,8 @@ impl Default for Bootstrap {
             bridge: None,
             secret: "kvroute-secret".into(),
             router: json!({}),
+            others: Vec::new(),
+            drain_time_s: 600,
             health_path: Some("/health".into()),
             buffer_limit: None,
             retries: 2,
@@ -156,7 +162,10 @@ impl Bootstrap {
 
     /// The router's plugin configuration with what the gateway knows filled in.
     pub fn router_config(&self) -> Value {
-        let mut config = self.router.clone();
+        self.filled(self.router.clone())
+    }
+
+    fn filled(&self, mut config: Value) -> Value {
         if let Some(limit) = self.buffer_limit
             && config["limits"]["buffer_limit_bytes"].is_null()
         {
@@ -189,7 +198,11 @@ impl Bootstrap {
         let router = json!({"name": "envoy.filters.http.router", "typed_config": typed("envoy.extensions.filters.http.router.v3.Router", json!({}))});
         let filters = match self.balancing {
             Balancing::Kvroute => {
-                let kvroute = if self.dynamic {
+                let own = index.checked_sub(1).and_then(|i| self.others.get(i));
+                let kvroute = if let Some(own) = own {
+                    let filter = wasm_filter("router", &self.wasm, "router", &self.filled(own.clone()));
+                    json!({"name": "kvroute", "typed_config": filter})
+                } else if self.dynamic {
                     json!({"name": "kvroute", "config_discovery": {
                         "config_source": path_source(dir, "ecds.json"),
                         "type_urls": [format!("type.googleapis.com/{WASM}")],

@@ -286,6 +286,7 @@ fn spawn(bootstrap: &Bootstrap, dir: &Path, concurrency: u32) -> Result<Child> {
         .arg("--admin-address-path")
         .arg(dir.join("admin.address"))
         .args(["--use-dynamic-base-id", "--concurrency", &concurrency.to_string()])
+        .args(["--drain-time-s", &bootstrap.drain_time_s.to_string()])
         .args(["--log-level", level, "--component-log-level", components])
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)

@@ -20,7 +20,7 @@ pub mod embedded;
 #[cfg(not(target_family = "wasm"))]
 mod source;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 #[cfg(not(target_family = "wasm"))]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 pub mod wasm;

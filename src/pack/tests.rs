@@ -56,7 +56,8 @@ fn model(name: &str) -> Dir {
         .put("config.json", r#"{"model_type": "tiny", "architectures": ["TinyForCausalLM"]}"#)
 }
 
-fn pack_named(name: &str) -> Vec<u8> {
+/// A pack over the tiny tokenizer, whose template prints the first message.
+pub fn pack_named(name: &str) -> Vec<u8> {
     build(&model(name).0, &BuildOptions { name: Some(name.into()), ..Default::default() }).unwrap()
 }
 

@@ -35,10 +35,10 @@ impl Fleet {
 
 impl Fleet {
     pub(super) fn candidates(&self, matching: &Matching, ask: &Ask<'_>) -> (Vec<Seen>, Vec<Candidate>, Request) {
-        let world = &self.world;
+        let (world, policy) = (&self.world, ask.policy.unwrap_or(&self.policy));
         let cap = last_token_cap(ask.tokens, matching.block_size);
         let size = u64::from(matching.block_size);
-        let session = ask.session.filter(|_| self.policy.session > 0.0);
+        let session = ask.session.filter(|_| policy.session > 0.0);
         let session = session.and_then(|s| rendezvous(s, &matching.candidates, &world.members));
         let mut seen = Vec::with_capacity(matching.candidates.len());
         let mut plain = Vec::with_capacity(matching.candidates.len());
@@ -48,13 +48,16 @@ impl Fleet {
             let Some(replica) = world.members.get(idx).filter(|r| current || *r.model == *matching.model) else {
                 continue;
             };
+            if ask.only.is_some_and(|only| only.binary_search(&replica.key).is_err()) {
+                continue;
+            }
             let held = match replica.column.filter(|_| replica.block_size == matching.block_size) {
                 Some(column) => matching.walk.held(column),
                 None => Held::default(),
             };
             let tokens = |blocks: u32| (u64::from(blocks) * size).min(cap) as f64;
             let load = world.book.own(idx).plus(self.foreign(idx));
-            let reported = replica.reported.filter(|(_, at)| to_ms(ask.now.since(*at)) <= self.policy.load_max_age_ms);
+            let reported = replica.reported.filter(|(_, at)| to_ms(ask.now.since(*at)) <= policy.load_max_age_ms);
             let (others, waiting) = reported.map_or((0, 0), |(report, _)| {
                 let others = report.running.saturating_add(report.waiting).saturating_sub(load.requests);
                 (others, others.min(report.waiting))

@@ -40,7 +40,7 @@ use hashbrown::HashMap;
 
 use super::book::BookingId;
 use super::choice::{flight_tail, reason, to_ms};
-use super::members::{ReplicaIdx, StaticReplica};
+use super::members::{ReplicaIdx, ReplicaKey, StaticReplica};
 use super::peers::{Message, Tell, foreign_booking};
 use super::stats::{FleetStats, ReplicaStats};
 use super::world::World;
@@ -126,6 +126,10 @@ pub struct Ask<'a> {
     pub session: Option<&'a str>,
     /// Whether to write a receipt.
     pub explain: bool,
+    /// The weights of the listener that it came by; `None`: those of the settings.
+    pub policy: Option<&'a Policy>,
+    /// The only replicas that it may go to, in order; `None`: to all that serve the model.
+    pub only: Option<&'a [ReplicaKey]>,
     /// Now.
     pub now: Time,
 }
@@ -209,7 +213,7 @@ impl Fleet {
                 capacity_blocks: replica.capacity_blocks,
                 trust: Trust::NoEvents,
             };
-            let key = super::ReplicaKey::new(&info.address, info.rank);
+            let key = ReplicaKey::new(&info.address, info.rank);
             let by_feed = self
                 .world
                 .members
@@ -413,7 +417,8 @@ impl Fleet {
     pub fn choose(&mut self, matching: &Matching, ask: &Ask<'_>) -> Result<Pick, NoKey> {
         let (seen, plain, request) = self.candidates(matching, ask);
         let shown = if ask.explain { 15 } else { 0 };
-        let scored = rank(&self.policy, &request, &plain, self.policy.candidates.max(shown).max(1));
+        let policy = ask.policy.unwrap_or(&self.policy);
+        let scored = rank(policy, &request, &plain, policy.candidates.max(shown).max(1));
         let best = scored.first().ok_or(NoKey::NoReplica)?;
         let (idx, held) = seen.get(best.candidate).copied().ok_or(NoKey::NoReplica)?;
         let candidate = plain.get(best.candidate).ok_or(NoKey::NoReplica)?;
@@ -426,7 +431,7 @@ impl Fleet {
         let first = target(best.candidate).ok_or(NoKey::NoReplica)?;
         let mut next: Vec<Target> = Vec::new();
         for other in scored.iter().skip(1).filter_map(|s| target(s.candidate)) {
-            if next.len() < self.policy.candidates
+            if next.len() < policy.candidates
                 && other.address != first.address
                 && next.iter().all(|t| t.address != other.address)
             {
@@ -443,7 +448,7 @@ impl Fleet {
     /// What [`Fleet::choose`] would say, with the receipt; nothing is booked.
     pub fn preview(&self, matching: &Matching, ask: &Ask<'_>) -> Result<Receipt, NoKey> {
         let (seen, plain, request) = self.candidates(matching, ask);
-        let scored = rank(&self.policy, &request, &plain, 16);
+        let scored = rank(ask.policy.unwrap_or(&self.policy), &request, &plain, 16);
         let (idx, _) = scored.first().and_then(|best| seen.get(best.candidate)).ok_or(NoKey::NoReplica)?;
         let replica = self.world.members.get(*idx).ok_or(NoKey::NoReplica)?;
         let pick = Target { address: replica.address.clone(), rank: replica.rank };

@@ -9,7 +9,7 @@
 mod parse;
 mod value;
 
-pub use parse::{JsonError, MAX_DEPTH, parse};
+pub use parse::{JsonError, MAX_DEPTH, Parsing, parse};
 pub use value::{Json, JsonMap, JsonSeq, Text};
 
 /// `json.dumps(value, ensure_ascii=False)`

@@ -28,6 +28,21 @@ impl Body {
         }
     }
 
+    /// Takes a request body that is parsed in steps.
+    pub fn parsing(bytes: Vec<u8>) -> Result<json::Parsing, NoKeyReason> {
+        json::Parsing::new(bytes).map_err(|error| NoKeyReason::new(NoKey::NotJson, error.what))
+    }
+
+    /// Parses about `max_bytes` more of it. `None`: there is more to come.
+    pub fn step(parsing: &mut json::Parsing, max_bytes: usize) -> Result<Option<Body>, NoKeyReason> {
+        match parsing.step(max_bytes) {
+            Ok(None) => Ok(None),
+            Ok(Some(root @ Json::Map(_))) => Ok(Some(Body { root })),
+            Ok(Some(_)) => Err(bad("the body is no object")),
+            Err(error) => Err(NoKeyReason::new(NoKey::NotJson, error.what)),
+        }
+    }
+
     /// The model that the request names.
     pub fn model(&self) -> Option<&str> {
         self.map().get("model")?.as_str()

@@ -149,6 +149,17 @@ impl PromptMemory {
         }
     }
 
+    /// Changes the bound; what exceeds it is forgotten. With 0 it is off.
+    pub fn set_max_bytes(&mut self, max_bytes: usize) {
+        self.max_bytes = max_bytes;
+        self.keep_bound();
+    }
+
+    /// Whether it may remember anything.
+    pub fn is_on(&self) -> bool {
+        self.max_bytes > 0
+    }
+
     /// Hits, misses and the like since the start.
     pub fn counters(&self) -> Counters {
         self.counters
@@ -228,6 +239,10 @@ impl PromptMemory {
             None => lengths.push((rest, 1)),
         }
         self.link_newest(slot);
+        self.keep_bound();
+    }
+
+    fn keep_bound(&mut self) {
         while self.used.get() > self.max_bytes && self.oldest != NO_SLOT {
             self.evict(self.oldest);
         }

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Answer, Conversation, Gateway, Setup, client, eventually, words};
+use serde_json::json;
+
+use crate::harness::{Answer, Conversation, Gateway, MODEL, Setup, client, eventually, words};
 
 /// Waits until no worker believes that this replica holds anything of the conversation.
 async fn forgotten(gateway: &Gateway, conversation: &Conversation, replica: &str) {
@@ -133,8 +135,10 @@ async fn events_survive_updates_of_the_configuration() {
             assert_eq!(request.await.unwrap().unwrap().status(), 200);
         }
         gateway.settled().await;
+        gateway.batches_are_announced().await;
     }
     gateway.envoy.update(|b| b.public.truncate(1)).unwrap();
+    gateway.batches_are_announced().await;
     let fresh = Conversation::with_system(&words(77, 300));
     gateway.behind(1, "/v1/chat/completions", fresh.body()).await;
     gateway.settled().await;
@@ -143,4 +147,43 @@ async fn events_survive_updates_of_the_configuration() {
     }
     let answer = gateway.turn(&mut conversation, "two").await;
     assert_eq!(answer.replica, first.replica);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_that_goes_leaves_the_queue_to_the_others() {
+    let mut setup = Setup::default();
+    setup.bootstrap.dynamic = true;
+    setup.bootstrap.drain_time_s = 1;
+    setup.bootstrap.public = vec![setup.bootstrap.public[0]; 2];
+    // Its own root context, by which every worker gets its slot: the queues are announced to it.
+    setup.bootstrap.others = vec![setup.bootstrap.router.clone()];
+    setup.bootstrap.others[0]["policy"] = json!({"candidates": 0});
+    setup.bootstrap.others[0]["models"][0]["name"] = "second".into();
+    setup.bridge = false;
+    let mut gateway = Gateway::start(setup).await;
+    let second = gateway.envoy.public_at(1);
+    eventually("all workers have a slot", async || {
+        let _ = client().get(format!("http://{second}/v1/models")).send().await;
+        (gateway.envoy.stats(".kvroute_synced.slot.").unwrap().len() >= 2).then_some(())
+    })
+    .await;
+    gateway.start_bridge();
+    gateway.settled().await;
+    gateway.batches_are_announced().await;
+    // Each listener knows its own model only.
+    let body = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": words(1, 100)}]});
+    let ask = async |at: std::net::SocketAddr, model: &str| {
+        let request = client().post(format!("http://{at}/v1/chat/completions")).body(body(model).to_string());
+        Answer::read(request.send().await.unwrap()).await.outcome
+    };
+    assert!(ask(gateway.envoy.public(), MODEL).await.starts_with("routed"));
+    assert_eq!(ask(gateway.envoy.public(), "second").await, "unknown_model");
+    assert_eq!(ask(second, MODEL).await, "unknown_model");
+    gateway.envoy.update(|b| b.public.truncate(1)).unwrap();
+    eventually("the listener is gone", async || {
+        (gateway.envoy.stat("listener_manager.total_listeners_draining").unwrap() == 0).then_some(())
+    })
+    .await;
+    gateway.batches_are_announced().await;
+    assert!(ask(gateway.envoy.public(), MODEL).await.starts_with("routed"));
 }

@@ -337,6 +337,28 @@ impl Gateway {
         self.envoy.stats(&format!(".kvroute_{name}.slot.")).unwrap().iter().map(|(_, value)| value).sum()
     }
 
+    /// A counter of the filter.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.envoy.stat(&format!("wasmcustom.kvroute_{name}_total")).unwrap()
+    }
+
+    /// Requires that batches of the feed are announced to the workers: of those that they apply next hardly any may
+    /// have lain in a queue until a tick looked.
+    pub async fn batches_are_announced(&self) {
+        let counters = || ["feed_batches", "queue_wakes", "queue_missed"].map(|name| self.counter(name));
+        let before = counters();
+        let now = eventually("two hundred batches are applied", async || {
+            let now = counters();
+            (now[0] >= before[0] + 200).then_some(now)
+        })
+        .await;
+        let [batches, wakes, missed] = [0, 1, 2].map(|i| now[i] - before[i]);
+        eprintln!("{batches} batches: {wakes} announcements, {missed} times a tick found some without");
+        // Batches are counted twice a second, announcements at once: the two need not agree to the last one.
+        let most = wakes * 4 >= batches * 3 && missed * 10 <= batches;
+        assert!(most, "{batches} batches, {wakes} announced, {missed} missed");
+    }
+
     /// Requests that ended so.
     pub fn outcome(&self, label: &str) -> u64 {
         self.envoy.stat(&format!("wasmcustom.kvroute_requests_total.outcome.{label}")).unwrap()

@@ -30,7 +30,7 @@ pub use values::{Lead, Slot};
 use crate::clock::SECOND;
 
 #[cfg(test)]
-mod fake;
+pub mod fake;
 #[cfg(test)]
 mod tests;
 

@@ -11,7 +11,7 @@ pub const MAX_DEPTH: usize = 128;
 const MAX_INT_DIGITS: usize = 4300;
 
 /// Why there is no value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JsonError {
     /// Python's parser would take it; it is refused here because nothing sensible can come of it.
     pub refused: bool,
@@ -27,34 +27,80 @@ impl std::fmt::Display for JsonError {
 
 /// Parses a whole body.
 pub fn parse(bytes: &[u8]) -> Result<Json, JsonError> {
-    let body = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    let text = match std::str::from_utf8(body) {
-        Ok(text) => text,
-        Err(error) => {
-            let what = format!("invalid UTF-8 at byte {}", error.valid_up_to());
-            return Err(JsonError { refused: false, what });
+    let text = utf8(bytes)?;
+    let mut parser = Parser { text, bytes: text.as_bytes(), state: State::default() };
+    // Without a limit there is nothing to go on with.
+    parser.run(usize::MAX)?.ok_or_else(|| parser.error("the text ends inside a value"))
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str, JsonError> {
+    let body = bytes.strip_prefix(BOM).unwrap_or(bytes);
+    std::str::from_utf8(body).map_err(|error| {
+        let what = format!("invalid UTF-8 at byte {}", error.valid_up_to());
+        JsonError { refused: false, what }
+    })
+}
+
+const BOM: &[u8] = b"\xef\xbb\xbf";
+
+/// A body that is parsed in steps; comes to the same as [`parse`].
+#[derive(Debug)]
+pub struct Parsing {
+    text: String,
+    state: State,
+}
+
+impl Parsing {
+    /// Takes the body.
+    pub fn new(mut bytes: Vec<u8>) -> Result<Parsing, JsonError> {
+        if bytes.starts_with(BOM) {
+            bytes.drain(..BOM.len());
         }
-    };
-    let mut parser = Parser { text, bytes: text.as_bytes(), at: 0, scratch: String::new() };
-    parser.space();
-    let value = parser.value(0)?;
-    parser.space();
-    match parser.peek() {
-        None => Ok(value),
-        Some(_) => Err(parser.error("text after the value")),
+        let text = match String::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(error) => return Err(utf8(error.as_bytes()).err().unwrap_or_default()),
+        };
+        Ok(Parsing { text, state: State::default() })
     }
+
+    /// Parses about `max_bytes` more. `None`: there is more to come.
+    pub fn step(&mut self, max_bytes: usize) -> Result<Option<Json>, JsonError> {
+        let state = std::mem::take(&mut self.state);
+        let limit = state.at.saturating_add(max_bytes.max(1));
+        let mut parser = Parser { text: &self.text, bytes: self.text.as_bytes(), state };
+        let done = parser.run(limit);
+        self.state = parser.state;
+        done
+    }
+}
+
+/// How far a parser has come.
+#[derive(Debug, Default)]
+struct State {
+    at: usize,
+    /// The arrays and objects around the next value, the outermost first.
+    open: Vec<Open>,
+    /// A string with escapes, as far as it is read.
+    string: Option<String>,
+    scratch: String,
+}
+
+#[derive(Debug)]
+enum Open {
+    Seq(Vec<Json>),
+    /// With the key that the next value belongs to.
+    Map(JsonMap, Text),
 }
 
 struct Parser<'a> {
     text: &'a str,
     bytes: &'a [u8],
-    at: usize,
-    scratch: String,
+    state: State,
 }
 
 impl<'a> Parser<'a> {
     fn error(&self, what: &str) -> JsonError {
-        JsonError { refused: false, what: format!("{what} at byte {}", self.at) }
+        JsonError { refused: false, what: format!("{what} at byte {}", self.state.at) }
     }
 
     fn refusal(&self, what: &str) -> JsonError {
@@ -62,112 +108,162 @@ impl<'a> Parser<'a> {
     }
 
     fn peek(&self) -> Option<u8> {
-        self.bytes.get(self.at).copied()
+        self.bytes.get(self.state.at).copied()
     }
 
     fn space(&mut self) {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
-            self.at += 1;
+            self.state.at += 1;
         }
     }
 
     fn eat(&mut self, byte: u8) -> bool {
         let found = self.peek() == Some(byte);
-        self.at += usize::from(found);
+        self.state.at += usize::from(found);
         found
     }
 
     fn word(&mut self, word: &str, value: Json) -> Result<Json, JsonError> {
-        if self.bytes.get(self.at..).is_some_and(|rest| rest.starts_with(word.as_bytes())) {
-            self.at += word.len();
+        if self.bytes.get(self.state.at..).is_some_and(|rest| rest.starts_with(word.as_bytes())) {
+            self.state.at += word.len();
             Ok(value)
         } else {
             Err(self.error("not a JSON value"))
         }
     }
 
-    fn value(&mut self, depth: usize) -> Result<Json, JsonError> {
+    /// Parses up to `limit`, at least one value or a part of one. `None`: there is more to come.
+    fn run(&mut self, limit: usize) -> Result<Option<Json>, JsonError> {
+        if self.state.at == 0 {
+            self.space();
+        }
+        loop {
+            let Some(mut value) = self.value(limit)? else {
+                // An array or object was opened, or a long string is not at its end.
+                if self.state.at >= limit {
+                    return Ok(None);
+                }
+                continue;
+            };
+            loop {
+                self.space();
+                let closed = match self.state.open.last_mut() {
+                    None => return self.end(value).map(Some),
+                    Some(Open::Seq(items)) => {
+                        items.push(value);
+                        self.close(b']', "expected ',' or ']'")?
+                    }
+                    Some(Open::Map(map, key)) => {
+                        map.insert(std::mem::replace(key, Text::from("")), value);
+                        self.close(b'}', "expected ',' or '}'")?
+                    }
+                };
+                match closed {
+                    Some(whole) => value = whole,
+                    None => break,
+                }
+            }
+            if self.state.at >= limit {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn end(&self, value: Json) -> Result<Json, JsonError> {
         match self.peek() {
-            Some(b'"') => Ok(Json::Str(self.string()?)),
-            Some(b'{') => self.object(depth),
-            Some(b'[') => self.array(depth),
-            Some(b'-' | b'0'..=b'9') => self.number(),
-            Some(b't') => self.word("true", Json::Bool(true)),
-            Some(b'f') => self.word("false", Json::Bool(false)),
-            Some(b'n') => self.word("null", Json::Null),
+            None => Ok(value),
+            Some(_) => Err(self.error("text after the value")),
+        }
+    }
+
+    /// After an item: the whole array or object, or what stands before the next item is passed over.
+    fn close(&mut self, bracket: u8, otherwise: &str) -> Result<Option<Json>, JsonError> {
+        if self.eat(bracket) {
+            return Ok(self.state.open.pop().map(|open| match open {
+                Open::Seq(items) => Json::seq(items),
+                Open::Map(map, _) => Json::Map(Arc::new(map)),
+            }));
+        }
+        if !self.eat(b',') {
+            return Err(self.error(otherwise));
+        }
+        self.space();
+        if bracket == b'}' {
+            let next = self.key()?;
+            if let Some(Open::Map(_, key)) = self.state.open.last_mut() {
+                *key = next;
+            }
+        }
+        Ok(None)
+    }
+
+    /// A value, or `None` where one begins that holds others or where a string goes on beyond the limit.
+    fn value(&mut self, limit: usize) -> Result<Option<Json>, JsonError> {
+        if self.state.string.is_some() {
+            return Ok(self.rest_of_string(limit)?.map(Json::Str));
+        }
+        match self.peek() {
+            Some(b'"') => Ok(self.string(limit)?.map(Json::Str)),
+            Some(b'{') => {
+                self.enter()?;
+                if self.eat(b'}') {
+                    return Ok(Some(Json::Map(Arc::default())));
+                }
+                let key = self.key()?;
+                self.state.open.push(Open::Map(JsonMap::default(), key));
+                Ok(None)
+            }
+            Some(b'[') => {
+                self.enter()?;
+                if self.eat(b']') {
+                    return Ok(Some(Json::seq(Vec::new())));
+                }
+                self.state.open.push(Open::Seq(Vec::new()));
+                Ok(None)
+            }
+            Some(b'-' | b'0'..=b'9') => self.number().map(Some),
+            Some(b't') => self.word("true", Json::Bool(true)).map(Some),
+            Some(b'f') => self.word("false", Json::Bool(false)).map(Some),
+            Some(b'n') => self.word("null", Json::Null).map(Some),
             Some(b'N' | b'I') => Err(self.refusal("NaN or Infinity")),
             Some(_) => Err(self.error("not a JSON value")),
             None => Err(self.error("the text ends inside a value")),
         }
     }
 
-    fn enter(&mut self, depth: usize) -> Result<(), JsonError> {
-        if depth >= MAX_DEPTH {
+    fn enter(&mut self) -> Result<(), JsonError> {
+        if self.state.open.len() >= MAX_DEPTH {
             return Err(self.refusal("nested too deeply"));
         }
-        self.at += 1;
+        self.state.at += 1;
         self.space();
         Ok(())
     }
 
-    fn array(&mut self, depth: usize) -> Result<Json, JsonError> {
-        self.enter(depth)?;
-        let mut items = Vec::new();
-        if self.eat(b']') {
-            return Ok(Json::seq(items));
+    /// A key and the colon after it.
+    fn key(&mut self) -> Result<Text, JsonError> {
+        if self.peek() != Some(b'"') {
+            return Err(self.error("expected a key"));
         }
-        loop {
-            items.push(self.value(depth + 1)?);
-            self.space();
-            if self.eat(b']') {
-                return Ok(Json::seq(items));
-            }
-            if !self.eat(b',') {
-                return Err(self.error("expected ',' or ']'"));
-            }
-            self.space();
+        let key = self.string(usize::MAX)?.unwrap_or_else(|| Text::from(""));
+        self.space();
+        if !self.eat(b':') {
+            return Err(self.error("expected ':'"));
         }
-    }
-
-    fn object(&mut self, depth: usize) -> Result<Json, JsonError> {
-        self.enter(depth)?;
-        let mut map = JsonMap::default();
-        if self.eat(b'}') {
-            return Ok(Json::Map(Arc::new(map)));
-        }
-        loop {
-            if self.peek() != Some(b'"') {
-                return Err(self.error("expected a key"));
-            }
-            let key = self.string()?;
-            self.space();
-            if !self.eat(b':') {
-                return Err(self.error("expected ':'"));
-            }
-            self.space();
-            let value = self.value(depth + 1)?;
-            map.insert(key, value);
-            self.space();
-            if self.eat(b'}') {
-                return Ok(Json::Map(Arc::new(map)));
-            }
-            if !self.eat(b',') {
-                return Err(self.error("expected ',' or '}'"));
-            }
-            self.space();
-        }
+        self.space();
+        Ok(key)
     }
 
     fn digits(&mut self) -> usize {
-        let start = self.at;
+        let start = self.state.at;
         while let Some(b'0'..=b'9') = self.peek() {
-            self.at += 1;
+            self.state.at += 1;
         }
-        self.at - start
+        self.state.at - start
     }
 
     fn number(&mut self) -> Result<Json, JsonError> {
-        let start = self.at;
+        let start = self.state.at;
         let negative = self.eat(b'-');
         let leading_zero = self.peek() == Some(b'0');
         let digits = self.digits();
@@ -179,23 +275,23 @@ impl<'a> Parser<'a> {
         }
         let mut is_float = false;
         if self.peek() == Some(b'.') {
-            self.at += 1;
+            self.state.at += 1;
             is_float = true;
             if self.digits() == 0 {
                 return Err(self.error("not a JSON number"));
             }
         }
         if let Some(b'e' | b'E') = self.peek() {
-            self.at += 1;
+            self.state.at += 1;
             is_float = true;
             if let Some(b'+' | b'-') = self.peek() {
-                self.at += 1;
+                self.state.at += 1;
             }
             if self.digits() == 0 {
                 return Err(self.error("not a JSON number"));
             }
         }
-        let text = self.text.get(start..self.at).unwrap_or_default();
+        let text = self.text.get(start..self.state.at).unwrap_or_default();
         if is_float {
             return text.parse().map(Json::Float).map_err(|_| self.error("not a JSON number"));
         }
@@ -210,31 +306,42 @@ impl<'a> Parser<'a> {
         Ok(Json::BigInt(text.into()))
     }
 
-    /// A string; the parser stands at its opening quote.
-    fn string(&mut self) -> Result<Text, JsonError> {
-        self.at += 1;
-        let start = self.at;
+    /// A string; the parser stands at its opening quote. `None`: it goes on beyond the limit.
+    fn string(&mut self, limit: usize) -> Result<Option<Text>, JsonError> {
+        self.state.at += 1;
+        let start = self.state.at;
         self.plain_run()?;
         if self.peek() == Some(b'"') {
-            let text = self.text.get(start..self.at).unwrap_or_default();
-            self.at += 1;
-            return Ok(Text::from(text));
+            let text = self.text.get(start..self.state.at).unwrap_or_default();
+            self.state.at += 1;
+            return Ok(Some(Text::from(text)));
         }
-        let mut out = std::mem::take(&mut self.scratch);
+        let mut out = std::mem::take(&mut self.state.scratch);
         out.clear();
-        out.push_str(self.text.get(start..self.at).unwrap_or_default());
-        let result = self.escaped(&mut out).map(|()| Text::from(out.as_str()));
+        out.push_str(self.text.get(start..self.state.at).unwrap_or_default());
+        self.state.string = Some(out);
+        self.rest_of_string(limit)
+    }
+
+    /// The rest of a string with escapes.
+    fn rest_of_string(&mut self, limit: usize) -> Result<Option<Text>, JsonError> {
+        let mut out = self.state.string.take().unwrap_or_default();
+        if !self.escaped(&mut out, limit)? {
+            self.state.string = Some(out);
+            return Ok(None);
+        }
+        let text = Text::from(out.as_str());
         // Kept for the next string, unless one long string would hold the memory for the rest of the body.
         if out.capacity() <= 64 * 1024 {
-            self.scratch = out;
+            self.state.scratch = out;
         }
-        result
+        Ok(Some(text))
     }
 
     /// Passes over bytes that stand for themselves.
     fn plain_run(&mut self) -> Result<(), JsonError> {
-        let rest = self.bytes.get(self.at..).unwrap_or_default();
-        self.at += plain_prefix(rest);
+        let rest = self.bytes.get(self.state.at..).unwrap_or_default();
+        self.state.at += plain_prefix(rest);
         match self.peek() {
             Some(b'"' | b'\\') => Ok(()),
             Some(_) => Err(self.error("a control character in a string")),
@@ -242,12 +349,16 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn escaped(&mut self, out: &mut String) -> Result<(), JsonError> {
+    /// Stands at a quote, which ends it, or at a backslash. `false`: it stopped at the limit.
+    fn escaped(&mut self, out: &mut String, limit: usize) -> Result<bool, JsonError> {
         loop {
             if self.eat(b'"') {
-                return Ok(());
+                return Ok(true);
             }
-            self.at += 1; // the backslash
+            if self.state.at >= limit {
+                return Ok(false);
+            }
+            self.state.at += 1; // the backslash
             let simple = match self.peek() {
                 Some(b'"') => '"',
                 Some(b'\\') => '\\',
@@ -261,11 +372,11 @@ impl<'a> Parser<'a> {
                 Some(_) => return Err(self.error("an unknown escape")),
                 None => return Err(self.error("the text ends inside a string")),
             };
-            self.at += 1;
+            self.state.at += 1;
             out.push(simple);
-            let start = self.at;
+            let start = self.state.at;
             self.plain_run()?;
-            out.push_str(self.text.get(start..self.at).unwrap_or_default());
+            out.push_str(self.text.get(start..self.state.at).unwrap_or_default());
         }
     }
 
@@ -275,9 +386,9 @@ impl<'a> Parser<'a> {
         if !(0xd800..0xe000).contains(&high) {
             return char::from_u32(high).ok_or_else(|| self.refusal("a lone surrogate"));
         }
-        let pair = self.bytes.get(self.at + 1..self.at + 3) == Some(b"\\u");
+        let pair = self.bytes.get(self.state.at + 1..self.state.at + 3) == Some(b"\\u");
         if high < 0xdc00 && pair {
-            self.at += 2;
+            self.state.at += 2;
             let low = self.hex()?;
             if (0xdc00..0xe000).contains(&low) {
                 let code = 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
@@ -289,7 +400,7 @@ impl<'a> Parser<'a> {
 
     /// Four digits after the `u` at which the parser stands; ends at the last one.
     fn hex(&mut self) -> Result<u32, JsonError> {
-        let digits = self.bytes.get(self.at + 1..self.at + 5).unwrap_or_default();
+        let digits = self.bytes.get(self.state.at + 1..self.state.at + 5).unwrap_or_default();
         let mut code = 0;
         for digit in digits {
             let value = char::from(*digit).to_digit(16).ok_or_else(|| self.error("a malformed \\u escape"))?;
@@ -298,7 +409,7 @@ impl<'a> Parser<'a> {
         if digits.len() != 4 {
             return Err(self.error("a malformed \\u escape"));
         }
-        self.at += 4;
+        self.state.at += 4;
         Ok(code)
     }
 }

@@ -114,3 +114,64 @@ fn dumps_as_python_does() {
     let value = parse(body.as_bytes()).unwrap();
     assert_eq!(to_json(&value), "{\"a\": [1, 2.5, null, true, \"é\u{7f}\u{2028}<&>'\\u0001\"], \"b\": {}, \"c\": []}");
 }
+
+fn in_one(text: &[u8]) -> Result<String, JsonError> {
+    parse(text).map(|value| repr(&value))
+}
+
+fn in_steps(text: &[u8], bytes: usize) -> Result<String, JsonError> {
+    let mut parsing = Parsing::new(text.to_vec())?;
+    loop {
+        if let Some(value) = parsing.step(bytes)? {
+            return Ok(repr(&value));
+        }
+    }
+}
+
+#[test]
+fn steps_of_any_size_come_to_the_same() {
+    let deep = "[".repeat(MAX_DEPTH + 1);
+    let texts = [
+        r#"{"a": [1, -2.5e3, "x\n\u00e9\ud83d\ude00 end", {"b": {}, "c": [[], [true, false, null]]}], "a": "again"}"#,
+        "\u{feff} [\"\u{e9}\", \"plain\", \"\\\"\\\"\\\"\"] ",
+        "\"alone\"",
+        "12345678901234567890123",
+        "{\"k\": \"v\"} x",
+        "{\"k\" \"v\"}",
+        "{\"k\": 1,}",
+        "[1, 2",
+        "[1 2]",
+        "\"\\ud800\"",
+        "\"a\\n\u{1}\"",
+        "[NaN]",
+        "",
+        " ",
+        deep.as_str(),
+    ];
+    for text in texts {
+        let whole = in_one(text.as_bytes());
+        for bytes in [1, 2, 3, 7, 1000] {
+            assert_eq!(in_steps(text.as_bytes(), bytes), whole, "{text:?} by {bytes}");
+        }
+        // A cut text fails alike.
+        for end in (0..text.len()).step_by(3) {
+            let cut = &text.as_bytes()[..end];
+            assert_eq!(in_steps(cut, 2), in_one(cut), "{cut:?}");
+        }
+    }
+    assert_eq!(in_steps(b"[\"\xff\"]", 1), in_one(b"[\"\xff\"]"));
+}
+
+#[test]
+fn a_step_does_not_do_everything() {
+    let many = format!("[{}1]", "\"text\", ".repeat(10_000));
+    let long = format!("[\"{}\"]", "line\\n".repeat(10_000));
+    for text in [many, long] {
+        let mut parsing = Parsing::new(text.clone().into_bytes()).unwrap();
+        let mut steps = 0;
+        while parsing.step(1000).unwrap().is_none() {
+            steps += 1;
+        }
+        assert!((50..100).contains(&steps), "{steps} for {} bytes", text.len());
+    }
+}
