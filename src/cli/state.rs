@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::ask::GatewayArgs;
-use super::table::{Paint, bytes, grouped, harmless, table};
+use super::table::{Paint, bytes, grouped, harmless, show, table};
 use crate::look::{FeedState, Load, ReplicaState, WorkerState};
 
 const EXAMPLES: &str = r#"Examples:
@@ -30,19 +30,17 @@ pub struct StateArgs {
 pub fn run(args: StateArgs) -> Result<ExitCode> {
     let workers = args.gateway.state()?;
     if args.json {
-        println!("{}", serde_json::to_string(&workers)?);
+        show(&format!("{}\n", serde_json::to_string(&workers)?))?;
         return Ok(ExitCode::SUCCESS);
     }
-    for (i, worker) in workers.iter().enumerate() {
-        if i > 0 {
-            println!();
-        }
-        print!("{}", text(worker, Paint::new()));
-    }
+    let texts: Vec<String> = workers.iter().map(|worker| text(worker, Paint::new())).collect();
+    let mut out = texts.join("\n");
     let replicas: Vec<&ReplicaState> = workers.iter().flat_map(|worker| &worker.replicas).collect();
     if !replicas.is_empty() {
-        print!("\n{LEGEND}{REPORT_AGE}{}", trust_notes(replicas.iter().map(|r| r.trust.as_str())));
+        let notes = trust_notes(replicas.iter().map(|r| r.trust.as_str()));
+        out.push_str(&format!("\n{LEGEND}{REPORT_AGE}{notes}"));
     }
+    show(&out)?;
     Ok(ExitCode::SUCCESS)
 }
 

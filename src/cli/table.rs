@@ -1,6 +1,6 @@
 //! How tables, numbers and marks look on a terminal and in a pipe.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
@@ -17,6 +17,15 @@ pub fn table(headers: &[&str], left: usize, rows: impl IntoIterator<Item = Vec<S
         }
     }
     table
+}
+
+/// Writes to standard output. Whoever reads it may have seen enough (`| head`): that is no failure.
+pub fn show(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
 }
 
 /// Digits in groups of three.

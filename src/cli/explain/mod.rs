@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::ask::GatewayArgs;
-use super::table::Paint;
+use super::table::{Paint, show};
 use crate::config::Config;
 use crate::explain::{Explanation, Model, explain};
 use crate::nokey::{NoKey, NoKeyReason};
@@ -31,7 +31,7 @@ const EXAMPLES: &str = r#"Examples:
 ///
 /// With --pack it is worked out here. With --gateway a running gateway works it out in its own filter, and adds
 /// what each replica holds of the prompt, its load, its cost, and the pick. Nothing is sent to a replica or booked;
-/// the worker that answers tokenizes the whole prompt at a stretch, some 10 ms for 100,000 tokens.
+/// the worker that answers tokenizes the whole prompt at a stretch, some tens of milliseconds for 100,000 tokens.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ExplainArgs {
@@ -80,20 +80,20 @@ pub fn run(args: ExplainArgs) -> Result<ExitCode> {
     if args.gateway.gateway.is_none() {
         if let Some(here) = here {
             match args.json {
-                true => println!("{}", serde_json::to_string(&here)?),
-                false => print!("{}", text::explanation(&here, style)),
+                true => show(&format!("{}\n", serde_json::to_string(&here)?))?,
+                false => show(&text::explanation(&here, style))?,
             }
         }
         return Ok(ExitCode::SUCCESS);
     }
     let workers = args.gateway.explain(&args.path, &body)?;
     if args.json {
-        println!("{}", serde_json::to_string(&workers)?);
+        show(&format!("{}\n", serde_json::to_string(&workers)?))?;
     } else {
         let shown = workers.first().map(|first| first.explanation.clone()).unwrap_or_default();
-        println!("{}", text::explanation(&shown, style));
         let choices: Vec<String> = workers.iter().map(|worker| text::choice(worker, &shown, style.paint)).collect();
-        print!("{}{}", choices.join("\n"), text::legend(&workers));
+        let (above, below) = (text::explanation(&shown, style), text::legend(&workers));
+        show(&format!("{above}\n{}{below}", choices.join("\n")))?;
     }
     match here.filter(|here| workers.iter().any(|worker| !worker.explanation.agrees(here))) {
         Some(_) => bail!("the gateway comes to another key than --pack: its pack, configuration or clock differs"),
