@@ -18,6 +18,8 @@ use crate::tokenizer::Tokenizer;
 pub struct Model<'a> {
     /// The name under which its replicas are known: it goes into the block hashes.
     pub name: &'a str,
+    /// The LoRA adapter that the request names.
+    pub lora: Option<&'a str>,
     /// Its template and engine rules.
     pub renderer: &'a Renderer,
     /// Its tokenizer.
@@ -53,6 +55,8 @@ pub struct Explanation {
     pub api: Option<Api>,
     /// The model's name in the block hashes; the request may have used an alias.
     pub model: Option<String>,
+    /// The LoRA adapter, by its name.
+    pub lora: Option<String>,
     /// The text that is tokenized; null where the client sent ids.
     pub prompt: Option<String>,
     /// Whether the tokenizer's own special tokens go around the text.
@@ -61,6 +65,8 @@ pub struct Explanation {
     pub cache_salt: bool,
     /// True where the prompt goes on with something that has no key (an image, say).
     pub open_ended: bool,
+    /// True where the engine cuts the ids of the prompt to a limit.
+    pub truncated: bool,
     /// The ids, as the engine gets them.
     pub token_ids: Vec<TokenId>,
     /// Tokens per block.
@@ -92,6 +98,7 @@ pub fn explain(model: &Model<'_>, api: Api, body: &Body, now_unix_seconds: u64) 
     let mut out = Explanation {
         api: Some(api),
         model: Some(model.name.to_owned()),
+        lora: model.lora.map(str::to_owned),
         block_size: model.block_size,
         ..Explanation::default()
     };
@@ -114,12 +121,13 @@ fn fill(model: &Model<'_>, api: Api, body: &Body, now: u64, out: &mut Explanatio
     };
     if let Some(cut) = prepared.truncate {
         let added = if prepared.add_special_tokens { model.specials_in_front } else { 0 };
+        out.truncated = ids.len() > cut.tokens;
         truncate(&mut ids, cut, added);
         truncate(&mut ends, cut, added);
     }
     // The last token of an open end may be another one in the whole prompt, and no block may hold it.
     let keyed = ids.len().saturating_sub(usize::from(prepared.open_ended));
-    let root = namespace(model.hash_seed, model.name, None, prepared.cache_salt.as_deref());
+    let root = namespace(model.hash_seed, model.name, model.lora, prepared.cache_salt.as_deref());
     let mut hashes = Vec::new();
     Chain::new(root, model.block_size).extend(ids.get(..keyed).unwrap_or_default(), &mut hashes);
     out.block_hashes = hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
@@ -207,8 +215,15 @@ mod tests {
         let renderer = Renderer::new(pack.template_source().clone(), &EngineFlags::default()).unwrap();
         let tokenizer = pack.tokenizer().unwrap();
         let specials_in_front = pack.meta().specials.prefix.len();
-        let model =
-            Model { name: "m", renderer: &renderer, tokenizer, specials_in_front, block_size: 16, hash_seed: "s" };
+        let model = Model {
+            name: "m",
+            lora: None,
+            renderer: &renderer,
+            tokenizer,
+            specials_in_front,
+            block_size: 16,
+            hash_seed: "s",
+        };
         let mut exact = 0;
         let cases = golden("qwen3");
         for case in &cases {

@@ -3,7 +3,7 @@
 //! | request on the loopback listener | answer |
 //! |---|---|
 //! | `GET /kvroute/v1/state` | [`WorkerState`] |
-//! | `POST /kvroute/v1/explain?path=/v1/chat/completions`, the body as a client would send it | [`Choice`] |
+//! | `POST /kvroute/v1/explain?path=/v1/chat/completions`, the body as a client would send it; `&now=` unix seconds, for templates that print the date | [`Choice`] |
 //!
 //! Both stand behind the secret, header `x-kvroute-secret`, as the feed does. Each answer is that of the worker that accepted
 //! the connection and names its slot; `live_slots` tells how many others there are to ask. The filter writes these

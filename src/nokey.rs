@@ -56,6 +56,15 @@ reasons! {
     Internal = "internal",
 }
 
+/// Beginnings of details of [`NoKey::Unsupported`] that README lists among what kvroute does not do: requests that
+/// the engine serves and that get no key by design. Everything else that is refused is a fault.
+pub const LIMITS: &[&str] = &[
+    "previous_response_id",
+    "chat_template: the request brings its own",
+    "prompt_embeds",
+    "arguments of a tool call: NaN or Infinity",
+];
+
 impl fmt::Display for NoKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.label())

@@ -64,21 +64,34 @@ impl GatewayArgs {
 
     /// What one worker, or all, would do with `body` on `path`.
     pub fn explain(&self, path: &str, body: &[u8]) -> Result<Vec<Choice>> {
-        // The path goes into a query: percent-encode what would end it.
-        let path: String = path.bytes().map(encoded).collect();
-        self.ask(&format!("{EXPLAIN_PATH}?path={path}"), Some(body))
+        self.ask(&explain_query(path, None), Some(body))
     }
 
-    fn ask<T: Answer>(&self, path: &str, body: Option<&[u8]>) -> Result<Vec<T>> {
+    /// Asks one question after another, of whichever worker has the connection.
+    pub fn asker(&self) -> Result<Asker> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(self.timeout.max(1))).build()?;
+        Ok(Asker { runtime, client, url: self.url("")?, secret: self.secret()? })
+    }
+
+    fn url(&self, path: &str) -> Result<String> {
         let gateway = self.gateway.as_deref().context("--gateway is missing: the URL of the feed's listener")?;
-        let url = format!("{}{path}", gateway.trim_end_matches('/'));
+        Ok(format!("{}{path}", gateway.trim_end_matches('/')))
+    }
+
+    fn secret(&self) -> Result<String> {
         let secret = match (&self.secret_file, &self.secret) {
             (Some(file), _) => std::fs::read_to_string(file).with_context(|| file.display().to_string())?,
             (None, Some(secret)) => secret.clone(),
             (None, None) => bail!("no secret: give --secret-file, or set KVROUTE_SECRET"),
         };
+        Ok(secret.trim().to_owned())
+    }
+
+    fn ask<T: Answer>(&self, path: &str, body: Option<&[u8]>) -> Result<Vec<T>> {
+        let (url, secret) = (self.url(path)?, self.secret()?);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(self.collect(&url, secret.trim(), body))
+        runtime.block_on(self.collect(&url, &secret, body))
     }
 
     async fn collect<T: Answer>(&self, url: &str, secret: &str, body: Option<&[u8]>) -> Result<Vec<T>> {
@@ -101,6 +114,29 @@ impl GatewayArgs {
             }
         }
     }
+}
+
+/// See [`GatewayArgs::asker`].
+pub struct Asker {
+    runtime: tokio::runtime::Runtime,
+    client: reqwest::Client,
+    url: String,
+    secret: String,
+}
+
+impl Asker {
+    /// What a worker makes of `body` on `path` at a time (`None`: now).
+    pub fn explain(&self, path: &str, unix_seconds: Option<u64>, body: &[u8]) -> Result<Choice> {
+        let url = format!("{}{}", self.url, explain_query(path, unix_seconds));
+        self.runtime.block_on(once(&self.client, &url, &self.secret, Some(body)))
+    }
+}
+
+/// The path goes into a query: what would end it is percent-encoded.
+fn explain_query(path: &str, unix_seconds: Option<u64>) -> String {
+    let path: String = path.bytes().map(encoded).collect();
+    let now = unix_seconds.map(|now| format!("&now={now}")).unwrap_or_default();
+    format!("{EXPLAIN_PATH}?path={path}{now}")
 }
 
 async fn once<T: Answer>(client: &reqwest::Client, url: &str, secret: &str, body: Option<&[u8]>) -> Result<T> {

@@ -8,6 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::pack::{Pack, wasm};
+use crate::request::{EngineFlags, Renderer};
 
 const EXAMPLES: &str = r#"Examples:
   kvroute inspect model.wasm
@@ -67,8 +68,19 @@ pub fn print(pack: &Pack) {
         (None, _) => "none: chat requests get no key".to_owned(),
     };
     println!("  chat         {chat}");
+    for warning in warnings(pack) {
+        println!("  warning      {warning}");
+    }
     for (name, size) in &meta.sources {
         println!("  from         {name}, {size} bytes");
+    }
+}
+
+/// What an operator should know of the template, whatever the engine's flags are.
+fn warnings(pack: &Pack) -> Vec<String> {
+    match Renderer::new(pack.template_source().clone(), &EngineFlags::default()) {
+        Ok(renderer) => renderer.warnings().to_vec(),
+        Err(error) => vec![format!("cannot be rendered with the engine's default flags: {error}")],
     }
 }
 
@@ -82,5 +94,6 @@ fn describe(pack: &Pack) -> Value {
         "specials": meta.specials,
         "sources": meta.sources,
         "template": pack.template_source(),
+        "warnings": warnings(pack),
     })
 }

@@ -3,11 +3,13 @@
 mod ask;
 mod bridge;
 mod check_config;
+mod conform;
 mod demo;
 mod explain;
 mod inspect;
 mod load;
 mod mock_replica;
+mod models;
 mod pack;
 mod state;
 mod table;
@@ -29,6 +31,7 @@ enum Command {
     Demo(demo::Args),
     Bridge(bridge::Args),
     CheckConfig(check_config::CheckConfigArgs),
+    Conform(conform::ConformArgs),
     Pack(pack::PackArgs),
     Explain(explain::ExplainArgs),
     Inspect(inspect::InspectArgs),
@@ -45,6 +48,7 @@ pub fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Bridge(args) => bridge::run(args),
         Command::CheckConfig(args) => check_config::run(args),
+        Command::Conform(args) => conform::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Explain(args) => explain::run(args),
         Command::State(args) => state::run(args),

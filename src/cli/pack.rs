@@ -44,6 +44,12 @@ pub struct PackArgs {
     /// Stands in for model_type of config.json, as the engine's --hf-overrides does.
     #[arg(long, requires = "model_dir", value_name = "TYPE")]
     model_type: Option<String>,
+    /// The engine's --hf-overrides: an object whose fields replace those of config.json.
+    #[arg(long, requires = "model_dir", value_name = "JSON")]
+    hf_overrides: Option<String>,
+    /// The engine's --tokenizer: the directory that tokenizer and chat template are taken from.
+    #[arg(long, requires = "model_dir", value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
     /// Text files on which the pack's tokenizer is compared with the `tokenizers` crate. May be repeated.
     #[arg(long, requires = "model_dir", value_name = "TEXT", num_args = 1..)]
     verify: Vec<PathBuf>,
@@ -64,12 +70,18 @@ pub fn run(args: PackArgs) -> Result<ExitCode> {
     }
     let mut files = Vec::new();
     if let Some(dir) = &args.model_dir {
-        let source = SourceOptions { allow_no_template: args.allow_no_template, model_type: args.model_type.clone() };
+        let overrides = args.hf_overrides.as_deref().map(serde_json::from_str).transpose();
+        let source = SourceOptions {
+            allow_no_template: args.allow_no_template,
+            model_type: args.model_type.clone(),
+            hf_overrides: overrides.context("--hf-overrides: no JSON object")?,
+            tokenizer: args.tokenizer.clone(),
+        };
         let spinner = spinner();
         let file = build::build(dir, &BuildOptions { name: args.name.clone(), source });
         spinner.finish_and_clear();
         let file = file?;
-        verify(dir, &file, &args.verify)?;
+        verify(args.tokenizer.as_deref().unwrap_or(dir), &file, &args.verify)?;
         files.push(file);
     }
     for path in &args.packs {

@@ -10,6 +10,7 @@ pub use parse::unset_secret;
 
 use serde_json::Value;
 
+use crate::nokey::{NoKey, NoKeyReason};
 use crate::request::{ApiPaths, EngineFlags};
 use crate::routing::Policy;
 
@@ -79,6 +80,9 @@ pub struct Model {
     pub name: String,
     /// Other names by which clients may ask for it.
     pub aliases: Vec<String>,
+    /// LoRA adapters that its replicas serve, by the names that requests and events have for them: the same prompts,
+    /// with cached blocks of their own.
+    pub adapters: Vec<String>,
     /// Name of the pack with its tokenizer and template.
     pub pack: String,
     /// Tokens per block of its replicas. What a replica says itself in the feed must agree.
@@ -186,9 +190,24 @@ impl Config {
         Config::from_value(&value)
     }
 
-    /// The model that a request names, by its name or an alias.
+    /// The model that a request is for, by its place, and the LoRA adapter that it names. A request that names no
+    /// model is answered by whatever model the engine serves, so it is for the only one that there is.
+    pub fn asked(&self, name: Option<&str>) -> Result<(usize, &Model, Option<&str>), NoKeyReason> {
+        let unknown = |what: String| NoKeyReason::new(NoKey::UnknownModel, what);
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return match self.models.as_slice() {
+                [only] => Ok((0, only, None)),
+                _ => Err(unknown("the body names no model, and there are several".to_owned())),
+            };
+        };
+        let (at, model) = self.model(name).ok_or_else(|| unknown(format!("no model is called {name:.100?}")))?;
+        Ok((at, model, model.adapters.iter().map(String::as_str).find(|adapter| *adapter == name)))
+    }
+
+    /// The model that a request names, by its name, an alias or an adapter.
     pub fn model(&self, name: &str) -> Option<(usize, &Model)> {
-        self.models.iter().enumerate().find(|(_, m)| m.name == name || m.aliases.iter().any(|a| a == name))
+        let has = |m: &Model| m.name == name || m.aliases.iter().chain(&m.adapters).any(|other| other == name);
+        self.models.iter().enumerate().find(|(_, m)| has(m))
     }
 }
 

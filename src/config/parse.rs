@@ -63,10 +63,12 @@ impl Config {
         }
         let mut names: Vec<&str> = Vec::new();
         for (i, model) in self.models.iter().enumerate() {
-            for (j, name) in std::iter::once(&model.name).chain(&model.aliases).enumerate() {
+            let own = std::iter::once((&model.name, "name".to_owned()));
+            let aliases = model.aliases.iter().enumerate().map(|(j, name)| (name, format!("aliases[{j}]")));
+            let adapters = model.adapters.iter().enumerate().map(|(j, name)| (name, format!("adapters[{j}]")));
+            for (name, field) in own.chain(aliases).chain(adapters) {
                 if names.contains(&name.as_str()) {
-                    let what = format!("\"{name}\" names two models: every name and alias must be unique");
-                    let field = j.checked_sub(1).map_or("name".to_owned(), |alias| format!("aliases[{alias}]"));
+                    let what = format!("\"{name}\" names two models: every name, alias and adapter must be unique");
                     return Err(ConfigError::new(&format!("models[{i}].{field}"), what));
                 }
                 names.push(name);
@@ -141,16 +143,10 @@ pub fn unset_secret(variable: &str) -> ConfigError {
 fn model(path: String, value: &Value) -> Result<Model, ConfigError> {
     let mut f = Fields::new(path, value)?;
     let name = f.required_text("name")?;
-    let mut aliases = Vec::new();
-    for (path, alias) in f.list("aliases")? {
-        match alias {
-            Value::String(s) if !s.is_empty() => aliases.push(s.clone()),
-            _ => return Err(ConfigError::new(&path, "must be a string that is not empty")),
-        }
-    }
     let model = Model {
         pack: f.text("pack")?.unwrap_or_else(|| name.clone()),
-        aliases,
+        aliases: names(&mut f, "aliases")?,
+        adapters: names(&mut f, "adapters")?,
         block_size: u32::try_from(f.whole("block_size", 16, 1, 4096)?).unwrap_or(16),
         engine: f.part("engine")?,
         enabled: f.flag("enabled", true)?,
@@ -158,6 +154,17 @@ fn model(path: String, value: &Value) -> Result<Model, ConfigError> {
     };
     f.finish()?;
     Ok(model)
+}
+
+fn names(f: &mut Fields<'_>, field: &'static str) -> Result<Vec<String>, ConfigError> {
+    let mut out = Vec::new();
+    for (path, name) in f.list(field)? {
+        match name {
+            Value::String(s) if !s.is_empty() => out.push(s.clone()),
+            _ => return Err(ConfigError::new(&path, "must be a string that is not empty")),
+        }
+    }
+    Ok(out)
 }
 
 fn replica(path: String, value: &Value) -> Result<StaticReplica, ConfigError> {

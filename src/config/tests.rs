@@ -69,7 +69,7 @@ fn every_mistake_names_its_field_and_the_mend() {
         ),
         (
             with("/models/0/aliases", json!(["qwen3"])),
-            "models[0].aliases[0] \"qwen3\" names two models: every name and alias must be unique",
+            "models[0].aliases[0] \"qwen3\" names two models: every name, alias and adapter must be unique",
         ),
         (with("/limits", json!({"slice_ms": "1"})), "limits.slice_ms must be a number from 0.05 to 100, not \"1\""),
         (

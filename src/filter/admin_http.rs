@@ -21,8 +21,8 @@ const MAX_BODY: usize = 64 << 20;
 pub struct AdminHttp {
     host: Envoy,
     config: Rc<Config>,
-    /// The path that a body is to be explained for.
-    explains: Option<String>,
+    /// The path and the time that a body is to be explained for.
+    explains: Option<(String, Option<u64>)>,
 }
 
 impl AdminHttp {
@@ -39,9 +39,9 @@ impl AdminHttp {
     }
 
     fn explain(&self, body_size: usize) -> Action {
-        let Some(path) = &self.explains else { return Action::Continue };
+        let Some((path, now)) = &self.explains else { return Action::Continue };
         let body = sys::buffer(BufferType::HttpRequestBody, 0, body_size.min(MAX_BODY)).unwrap_or_default();
-        match with_router(|router| look_inside::choice(router, &self.host, path, &body)) {
+        match with_router(|router| look_inside::choice(router, &self.host, path, *now, &body)) {
             Some(choice) => respond(200, &serde_json::to_value(choice).unwrap_or_default()),
             None => respond(503, &json!({"error": "this worker's router is not configured"})),
         }
@@ -64,8 +64,9 @@ impl HttpContext for AdminHttp {
         match (path, header(":method").as_deref(), end_of_stream) {
             (STATE_PATH, Some(b"GET"), _) => self.state(),
             (EXPLAIN_PATH, Some(b"POST"), false) => {
-                let asked = query.split('&').find_map(|part| part.strip_prefix("path="));
-                self.explains = Some(asked.unwrap_or("/v1/chat/completions").replace("%2F", "/").replace("%2f", "/"));
+                let asked = |name| query.split('&').find_map(|part| part.strip_prefix(name));
+                let path = asked("path=").unwrap_or("/v1/chat/completions").replace("%2F", "/").replace("%2f", "/");
+                self.explains = Some((path, asked("now=").and_then(|now| now.parse().ok())));
                 Action::Pause
             }
             (EXPLAIN_PATH, _, _) => respond(400, &json!({"error": "POST the body of a request"})),

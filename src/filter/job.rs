@@ -59,6 +59,8 @@ pub struct Job {
     pub since: Time,
     /// The model, once the body is parsed: its place in the configuration.
     pub model: Option<usize>,
+    /// The LoRA adapter that it names.
+    lora: Option<String>,
     /// Tokens that the answer may have, if the client said so.
     pub max_output_tokens: Option<u64>,
     /// Whether the answer is streamed.
@@ -84,6 +86,7 @@ impl Job {
             setup,
             since: now,
             model: None,
+            lora: None,
             max_output_tokens: None,
             streamed: false,
             hashes: Vec::new(),
@@ -191,10 +194,9 @@ impl Job {
     }
 
     fn parsed(&mut self, body: Body) -> Result<(), NoKeyReason> {
-        let name = body.model().ok_or_else(|| NoKeyReason::new(NoKey::UnknownModel, "the body names no model"))?;
-        let found = self.setup.config.model(name).map(|(at, _)| at);
-        let unknown = || NoKeyReason::new(NoKey::UnknownModel, format!("no model is called {name:.100}"));
-        self.model = Some(found.ok_or_else(unknown)?);
+        let (at, _, lora) = self.setup.config.asked(body.model())?;
+        self.lora = lora.map(str::to_owned);
+        self.model = Some(at);
         self.stage = Stage::Parsed(body);
         Ok(())
     }
@@ -214,7 +216,8 @@ impl Job {
         self.streamed = prepared.stream;
         self.open_ended = open_ended;
         self.truncate = truncate.map(|cut| (cut, in_front));
-        let root = namespace(&self.setup.config.hash_seed, &model.config.name, None, cache_salt.as_deref());
+        let root =
+            namespace(&self.setup.config.hash_seed, &model.config.name, self.lora.as_deref(), cache_salt.as_deref());
         self.chain = Some(Chain::new(root, model.config.block_size));
         let tokenizer = tools.tokenizers.of(model)?;
         self.stage = match input {

@@ -44,7 +44,7 @@ fn run(setup: &Rc<Setup>, tools: &mut Tools, api: Api, body: &Value) -> (Vec<Blo
 }
 
 fn explained(setup: &Setup, tools: &mut Tools, api: Api, body: &Value) -> (Vec<BlockHash>, f64, Option<NoKey>) {
-    let model = setup.models[0].explainable(&mut tools.tokenizers, "s").unwrap();
+    let model = setup.models[0].explainable(&mut tools.tokenizers, None, "s").unwrap();
     let body = Body::parse(body.to_string().as_bytes()).unwrap();
     let out = explain(&model, api, &body, 0);
     let hash = |hex: &String| BlockHash(u64::from_str_radix(hex, 16).unwrap());

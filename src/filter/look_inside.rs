@@ -91,8 +91,8 @@ fn replica(r: &ReplicaStats) -> ReplicaState {
     }
 }
 
-/// What this worker would do with a body that came for `path`.
-pub fn choice(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> Choice {
+/// What this worker would do with a body that came for `path`, at the wall clock `unix` where it is given.
+pub fn choice(router: &mut Router, host: &dyn Host, path: &str, unix: Option<u64>, body: &[u8]) -> Choice {
     let now = host.now();
     let mut out = Choice {
         slot: router.link.slot(),
@@ -100,7 +100,7 @@ pub fn choice(router: &mut Router, host: &dyn Host, path: &str, body: &[u8]) -> 
         feed: feed(&router.fleet.stats(now)),
         ..Choice::default()
     };
-    let setup = match explanation(router, host, path, body) {
+    let setup = match explanation(router, host, path, unix, body) {
         Ok((explanation, setup)) => {
             out.explanation = explanation;
             setup
@@ -130,6 +130,7 @@ fn explanation(
     router: &mut Router,
     host: &dyn Host,
     path: &str,
+    unix: Option<u64>,
     body: &[u8],
 ) -> Result<(Explanation, Rc<Setup>), NoKeyReason> {
     let largest = router.setups.all().map(|setup| setup.config.limits.max_inspect_bytes).max().unwrap_or(0);
@@ -137,16 +138,16 @@ fn explanation(
         return Err(NoKeyReason::new(NoKey::BodyTooLarge, format!("{} bytes", body.len())));
     }
     let body = Body::parse(body)?;
-    let name = body.model().unwrap_or_default();
     // Listeners may differ: the newest one that knows the model, or else the path, answers.
-    let knows = |setup: &&Rc<Setup>| setup.config.model(name).is_some();
+    let knows = |setup: &&Rc<Setup>| setup.config.asked(body.model()).is_ok();
     let setup = router.setups.all().find(knows).unwrap_or(router.setups.newest()).clone();
-    let api = Api::from_path(path, &setup.config.paths);
+    let api = Api::of_check(path, &setup.config.paths);
     let api = api.ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no prompt comes by {path}")))?;
-    let found = setup.config.model(name).and_then(|(at, _)| setup.models.get(at));
-    let model = found.ok_or_else(|| NoKeyReason::new(NoKey::UnknownModel, format!("no model is called {name:?}")))?;
-    let model = model.explainable(&mut router.tools.tokenizers, &setup.config.hash_seed)?;
-    Ok((explain(&model, api, &body, host.unix_seconds()), setup))
+    let (at, _, lora) = setup.config.asked(body.model())?;
+    let model = setup.models.get(at).ok_or_else(|| NoKeyReason::new(NoKey::Internal, "models out of step"))?;
+    let model = model.explainable(&mut router.tools.tokenizers, lora, &setup.config.hash_seed)?;
+    let explanation = explain(&model, api, &body, unix.unwrap_or_else(|| host.unix_seconds()));
+    Ok((explanation, setup))
 }
 
 fn preview(router: &Router, setup: &Setup, now: Time, explanation: &Explanation) -> Result<Receipt, NoKey> {

@@ -102,10 +102,12 @@ impl Model {
     pub fn explainable<'a>(
         &'a self,
         tokenizers: &mut Tokenizers,
+        lora: Option<&'a str>,
         hash_seed: &'a str,
     ) -> Result<explain::Model<'a>, NoKeyReason> {
         Ok(explain::Model {
             name: &self.config.name,
+            lora,
             renderer: self.renderer()?,
             tokenizer: tokenizers.of(self)?,
             specials_in_front: self.specials_in_front(),

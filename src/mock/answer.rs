@@ -64,7 +64,7 @@ impl Call {
                 "content": [{"type": "text", "text": text(&self.outputs[0])}],
                 "stop_reason": self.anthropic_stop(), "stop_sequence": null, "usage": self.usage(cached),
             }),
-            Api::Responses => self.response("completed", &text(&self.outputs[0]), Some(cached)),
+            Api::Responses | Api::Tokenize => self.response("completed", &text(&self.outputs[0]), Some(cached)),
         }
     }
 
@@ -92,7 +92,7 @@ impl Call {
                     named(out, "message_delta", json!({"delta": delta, "usage": self.usage(cached)}));
                 }
             }
-            Api::Responses => {
+            Api::Responses | Api::Tokenize => {
                 if first {
                     let response = self.response("in_progress", "", None);
                     named(out, "response.created", json!({"response": response}));
@@ -120,7 +120,7 @@ impl Call {
                 out.extend_from_slice(b"data: [DONE]\n\n");
             }
             Api::Messages => named(out, "message_stop", json!({})),
-            Api::Responses => {}
+            Api::Responses | Api::Tokenize => {}
         }
     }
 
@@ -213,7 +213,7 @@ impl Call {
                 "input_tokens": self.prompt_tokens - cached - stored, "output_tokens": completion,
                 "cache_creation_input_tokens": stored, "cache_read_input_tokens": cached,
             }),
-            Api::Responses => json!({
+            Api::Responses | Api::Tokenize => json!({
                 "input_tokens": self.prompt_tokens, "input_tokens_details": {"cached_tokens": cached},
                 "output_tokens": completion, "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": self.prompt_tokens + completion,

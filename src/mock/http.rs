@@ -220,9 +220,7 @@ impl Shared {
 
     /// Tokens of a chat or of a text, as the engine's `/tokenize` gives them.
     pub(super) async fn tokenize(&self, body: Bytes) -> Result<Value, Refusal> {
-        let fields: Value = serde_json::from_slice(&body).map_err(|error| Refusal::bad_request(error.to_string()))?;
-        let api = if fields["messages"].is_array() { Api::ChatCompletions } else { Api::Completions };
-        let tokens = self.tokenizers.tokens(api, body).await?;
+        let tokens = self.tokenizers.tokens(Api::Tokenize, body).await?;
         Ok(json!({
             "count": tokens.len(), "max_model_len": self.config.max_model_len, "tokens": tokens, "token_strs": null,
         }))
@@ -274,6 +272,7 @@ impl Shared {
             Api::Completions => "cmpl",
             Api::Messages => "msg",
             Api::Responses => "resp",
+            Api::Tokenize => "tokenize",
         };
         format!("{kind}-{:016x}", self.calls.fetch_add(1, Relaxed))
     }

@@ -54,6 +54,10 @@ impl PromptTokenizer for ByteTokenizer {
                 push_content(&mut text, &body["prompt"]);
             }
             Api::ChatCompletions => push_messages(&mut text, &body["messages"]),
+            Api::Tokenize => {
+                push_messages(&mut text, &body["messages"]);
+                push_content(&mut text, &body["prompt"]);
+            }
             Api::Messages => {
                 push_content(&mut text, &body["system"]);
                 push_messages(&mut text, &body["messages"]);

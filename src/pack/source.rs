@@ -6,7 +6,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::PackError;
-use crate::template::{ChatTemplates, Template, TemplateSource};
+use crate::template::{ChatTemplates, Template, TemplateSource, own_renderer};
 
 /// Choices of the user about a directory.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +15,10 @@ pub struct SourceOptions {
     pub allow_no_template: bool,
     /// Stands in for `model_type` of `config.json`, as the engine's `--hf-overrides` would.
     pub model_type: Option<String>,
+    /// The engine's `--hf-overrides`: fields of `config.json` that it replaces.
+    pub hf_overrides: Option<serde_json::Map<String, Value>>,
+    /// The engine's `--tokenizer`: the directory with tokenizer and template.
+    pub tokenizer: Option<PathBuf>,
 }
 
 /// The files of a model directory that decide ids.
@@ -32,26 +36,31 @@ pub struct ModelDir {
     pub fingerprint: String,
 }
 
-/// Renderers of the engine's own, by `architectures` of `config.json`: no template decides their text.
-const OWN_RENDERERS: &[(&str, &str)] = &[
-    ("DeepseekV32", "DeepSeek V3.2"),
-    ("DeepseekV4", "DeepSeek V4"),
-    ("DeepseekV41", "DeepSeek V4.1"),
-    ("KimiK3", "Kimi K3"),
-    ("MoonshotKimia", "Moonshot Kimi-Audio"),
-    ("Inkling", "Inkling"),
-];
-
 impl ModelDir {
     /// Reads and judges a directory.
     pub fn read(path: &Path, options: &SourceOptions) -> Result<ModelDir, PackError> {
+        let model = path;
         let mut reader = Reader { path, hash: Xxh3::new(), files: Vec::new() };
         if !path.is_dir() {
             return Err(PackError::new(format!("{}: not a directory; give the model's directory", path.display())));
         }
-        refuse_mistral(path)?;
-        let config = reader.json("config.json")?;
+        let mut config = reader.json("config.json")?;
+        if let Some(overrides) = &options.hf_overrides {
+            let fields = config.get_or_insert_with(|| Value::Object(Default::default()));
+            for (name, value) in overrides {
+                fields[name.as_str()] = value.clone();
+            }
+            reader.hash.update(Value::Object(overrides.clone()).to_string().as_bytes());
+        }
         refuse_own_renderer(path, config.as_ref())?;
+        if let Some(tokenizer) = &options.tokenizer {
+            reader.path = tokenizer;
+            if !tokenizer.is_dir() {
+                return Err(PackError::new(format!("{}: not a directory; give the tokenizer's", tokenizer.display())));
+            }
+        }
+        let path = reader.path;
+        refuse_mistral(path)?;
         let Some(tokenizer_json) = reader.bytes("tokenizer.json")? else {
             return Err(no_tokenizer(path));
         };
@@ -75,6 +84,7 @@ impl ModelDir {
         if let Some(model_type) = &options.model_type {
             template.model_type = Some(model_type.clone());
         }
+        template.tokenizer = options.tokenizer.as_ref().map(|dir| dir.display().to_string());
         let harmony = template.model_type.as_deref() == Some("gpt_oss");
         if template.chat_template.is_none() && !harmony && !options.allow_no_template {
             return Err(reader.error(
@@ -96,7 +106,7 @@ impl ModelDir {
             reader.hash.update(model_type.as_bytes());
         }
         let fingerprint = format!("{:032x}", reader.hash.digest128());
-        Ok(ModelDir { path: path.into(), tokenizer_json, template, files: reader.files, fingerprint })
+        Ok(ModelDir { path: model.into(), tokenizer_json, template, files: reader.files, fingerprint })
     }
 
     /// What to call the model when the user does not say: the directory's name.
@@ -175,9 +185,7 @@ fn refuse_mistral(path: &Path) -> Result<(), PackError> {
 fn refuse_own_renderer(path: &Path, config: Option<&Value>) -> Result<(), PackError> {
     let architectures = config.and_then(|c| c.get("architectures")).and_then(Value::as_array);
     for architecture in architectures.into_iter().flatten().filter_map(Value::as_str) {
-        // "DeepseekV32ForCausalLM": the name goes up to the "For".
-        let base = architecture.split("For").next().unwrap_or(architecture);
-        if let Some((_, name)) = OWN_RENDERERS.iter().find(|(prefix, _)| base == *prefix) {
+        if let Some(name) = own_renderer(architecture) {
             return Err(PackError::new(format!(
                 "{}: architectures: the engine renders {name} ({architecture}) by code of its own, not by a chat template, and kvroute does not have it; route this model without kvroute",
                 path.join("config.json").display()

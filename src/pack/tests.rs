@@ -133,11 +133,11 @@ fn directories_that_cannot_be_followed_are_refused_by_name() {
 fn a_base_model_needs_the_flag() {
     let base = model("base").put("tokenizer_config.json", "{}");
     assert!(refused(&base.0).contains("--allow-no-template"));
-    let source = SourceOptions { allow_no_template: true, model_type: None };
+    let source = SourceOptions { allow_no_template: true, ..Default::default() };
     let file = build(&base.0, &BuildOptions { name: None, source }).unwrap();
     assert!(Pack::parse(file).unwrap()[0].template_source().chat_template.is_none());
     // Harmony is rendered by code: no template needed.
-    let source = SourceOptions { allow_no_template: false, model_type: Some("gpt_oss".into()) };
+    let source = SourceOptions { model_type: Some("gpt_oss".into()), ..Default::default() };
     assert!(build(&base.0, &BuildOptions { name: None, source }).is_ok());
 }
 

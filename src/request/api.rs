@@ -14,6 +14,8 @@ pub enum Api {
     Messages,
     /// `/v1/responses` (OpenAI)
     Responses,
+    /// `/tokenize` (vLLM): a chat or a text of which only the ids are asked. Never routed; for checks against an engine.
+    Tokenize,
 }
 
 /// The ends of the paths of each API. The first API with a matching end wins, in the order of the fields.
@@ -43,6 +45,11 @@ impl Default for ApiPaths {
 }
 
 impl Api {
+    /// The API of a path that is to be explained or checked: [`Api::from_path`], and `/tokenize`.
+    pub fn of_check(path: &str, paths: &ApiPaths) -> Option<Api> {
+        Api::from_path(path, paths).or_else(|| path.ends_with("/tokenize").then_some(Api::Tokenize))
+    }
+
     /// The API of a request path, by the end of the path without its query.
     pub fn from_path(path: &str, paths: &ApiPaths) -> Option<Api> {
         let path = path.split(['?', '#']).next().unwrap_or(path);
@@ -77,5 +84,22 @@ mod tests {
         assert_eq!(of("/v1/responses"), Some(Api::Responses));
         assert_eq!(of("/v1/embeddings"), None);
         assert_eq!(of("/v1/messages/count_tokens"), None);
+        assert_eq!(of("/tokenize"), None);
+        assert_eq!(Api::of_check("/tokenize", &paths), Some(Api::Tokenize));
+        assert_eq!(Api::of_check("/v1/responses", &paths), Some(Api::Responses));
+        assert_eq!(Api::of_check("/detokenize-not", &paths), None);
+    }
+
+    #[test]
+    fn configured_ends_replace_the_usual_ones() {
+        let paths: ApiPaths =
+            serde_json::from_str(r#"{"chat_completions": ["/chat", "/v2/talk"], "messages": []}"#).unwrap();
+        let of = |path| Api::from_path(path, &paths);
+        assert_eq!(of("/team/v2/talk?x=1"), Some(Api::ChatCompletions));
+        assert_eq!(of("/chat"), Some(Api::ChatCompletions));
+        assert_eq!(of("/v1/chat/completions"), None);
+        assert_eq!(of("/v1/messages"), None);
+        assert_eq!(of("/v1/completions"), Some(Api::Completions));
+        assert!(serde_json::from_str::<ApiPaths>(r#"{"chats": []}"#).is_err());
     }
 }

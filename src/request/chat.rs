@@ -3,7 +3,7 @@
 //! Every API that carries messages ends here; see [`Chat`].
 
 use super::field::{bad, unsupported};
-use super::json::{Json, Text};
+use super::json::{Json, JsonMap, Text};
 use super::message::{self, MEDIA};
 use super::profile::Profile;
 use crate::nokey::{NoKey, NoKeyReason};
@@ -21,6 +21,8 @@ pub struct Chat {
     pub kwargs: Vec<(Text, Json)>,
     /// What other fields of the request say; wins over `kwargs` unless null or "auto".
     pub fields: Vec<(Text, Json)>,
+    /// The engine has put the messages together itself: its classes do not reorder the keys of tool calls.
+    pub as_built: bool,
 }
 
 /// Rendered text.
@@ -79,8 +81,12 @@ impl Setup {
         let Some(template) = self.templates.choose(tools.is_some()) else {
             return Err(unsupported("the model has no chat template"));
         };
-        let format = self.forced_format.unwrap_or(template.facts().content_format);
-        let mut conversation = message::conversation(&chat.messages, format, &self.profile)?;
+        let detected = match self.profile.format_through_macros {
+            true => template.facts().content_format,
+            false => template.facts().format_without_macros,
+        };
+        let format = self.forced_format.unwrap_or(detected);
+        let mut conversation = message::conversation(&chat.messages, chat.as_built, format, &self.profile)?;
         if self.profile.converts_developer && !template.facts().knows_developer {
             conversation.messages = without_developer(conversation.messages);
             conversation.with_media = conversation.with_media.map(without_developer);
@@ -118,7 +124,7 @@ impl Setup {
         if kwargs.get("continue_final_message").is_some_and(|value| value.as_str().is_some()) {
             return Err(unsupported("continue_final_message names a field"));
         }
-        let mut messages = messages;
+        let mut messages = transformed(messages, &self.profile);
         let continued = if continued { Some(continue_final(&mut messages)?) } else { None };
         let items = messages.len() + tools.and_then(Json::as_seq).map_or(0, <[Json]>::len);
         let mut variables = Variables::new(items);
@@ -139,6 +145,41 @@ impl Setup {
             None => Ok(text),
         }
     }
+}
+
+/// What newer releases of transformers do to messages before they render them.
+fn transformed(messages: Vec<Json>, profile: &Profile) -> Vec<Json> {
+    if !profile.aliases_reasoning && !profile.drops_null_fields {
+        return messages;
+    }
+    let one = |message: Json| match message.as_map() {
+        Some(map) => with_reasoning(map, profile.drops_null_fields),
+        None => message,
+    };
+    messages.into_iter().map(one).collect()
+}
+
+/// A message with its reasoning under the names that templates read: `thinking` first, `reasoning_content` in its
+/// place or last.
+fn with_reasoning(map: &JsonMap, drop_nulls: bool) -> Json {
+    let mut entries: Vec<(Text, Json)> = Vec::new();
+    for (key, value) in map.iter().filter(|(_, value)| !(drop_nulls && value.is_null())) {
+        entries.push((key.clone(), value.clone()));
+    }
+    let reasoning = ["reasoning_content", "thinking", "reasoning"].into_iter().find_map(|name| map.get_some(name));
+    if let Some(reasoning) = reasoning {
+        match entries.iter_mut().find(|(key, _)| key.as_str() == "reasoning_content") {
+            Some((_, old)) => *old = reasoning.clone(),
+            None => entries.push((Text::from("reasoning_content"), reasoning.clone())),
+        }
+        if let Some(at) = entries.iter().position(|(key, _)| key.as_str() == "thinking") {
+            let thinking = entries.remove(at);
+            entries.insert(0, thinking);
+        } else {
+            entries.insert(0, (Text::from("thinking"), reasoning.clone()));
+        }
+    }
+    Json::map(entries)
 }
 
 /// Arguments of `apply_chat_template` that change how the tokenizer is called; with the text they have nothing

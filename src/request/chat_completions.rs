@@ -10,6 +10,29 @@ use crate::nokey::NoKeyReason;
 
 /// Reads the body.
 pub fn read(body: &JsonMap, profile: &Profile, flags: &EngineFlags) -> Result<Chat, NoKeyReason> {
+    let mut chat = messages(body, flags)?;
+    chat.fields = beginning(body)?;
+    chat.fields.push((Text::from("documents"), documents(body)?));
+    if let Some(effort) = optional_str(body, "reasoning_effort")? {
+        effort_fields(effort, &chat.kwargs, flags, &mut chat.fields);
+    }
+    chat.tools = tools(body, profile, flags)?;
+    Ok(chat)
+}
+
+/// Reads a chat of `/tokenize`, which takes tools without asking who would parse their calls.
+pub fn read_tokenize(body: &JsonMap, profile: &Profile, flags: &EngineFlags) -> Result<Chat, NoKeyReason> {
+    let mut chat = messages(body, flags)?;
+    chat.fields = beginning(body)?;
+    chat.tools = match body.get_some("tools") {
+        None => None,
+        Some(tools) => Some(dump_tools(tools.as_seq().ok_or_else(|| bad("tools: not an array"))?, profile)?),
+    };
+    Ok(chat)
+}
+
+/// Messages and template arguments.
+fn messages(body: &JsonMap, flags: &EngineFlags) -> Result<Chat, NoKeyReason> {
     let messages = body.get("messages").and_then(Json::as_seq).ok_or_else(|| bad("messages: not an array"))?;
     if body.get_some("chat_template").is_some() {
         return Err(match flags.trust_request_chat_template {
@@ -17,23 +40,23 @@ pub fn read(body: &JsonMap, profile: &Profile, flags: &EngineFlags) -> Result<Ch
             false => bad("chat_template: not trusted from requests"),
         });
     }
-    let truthy = |name: &str| body.get(name).is_some_and(Json::is_truthy);
-    if truthy("continue_final_message") && truthy("add_generation_prompt") {
-        return Err(bad("continue_final_message and add_generation_prompt are both set"));
-    }
     let kwargs = match optional_map(body, "chat_template_kwargs")? {
         Some(map) => map.iter().map(|(key, value)| (key.clone(), value.clone())).collect::<Vec<_>>(),
         None => Vec::new(),
     };
-    let mut fields = vec![
+    Ok(Chat { messages: messages.to_vec(), tools: None, kwargs, fields: Vec::new(), as_built: false })
+}
+
+/// How the answer begins.
+fn beginning(body: &JsonMap) -> Result<Vec<(Text, Json)>, NoKeyReason> {
+    let truthy = |name: &str| body.get(name).is_some_and(Json::is_truthy);
+    if truthy("continue_final_message") && truthy("add_generation_prompt") {
+        return Err(bad("continue_final_message and add_generation_prompt are both set"));
+    }
+    Ok(vec![
         (Text::from("add_generation_prompt"), Json::Bool(bool_field(body, "add_generation_prompt", true)?)),
         (Text::from("continue_final_message"), Json::Bool(bool_field(body, "continue_final_message", false)?)),
-        (Text::from("documents"), documents(body)?),
-    ];
-    if let Some(effort) = optional_str(body, "reasoning_effort")? {
-        effort_fields(effort, &kwargs, flags, &mut fields);
-    }
-    Ok(Chat { messages: messages.to_vec(), tools: tools(body, profile, flags)?, kwargs, fields })
+    ])
 }
 
 /// What an effort sets: itself, and whether to think unless the request says so.

@@ -32,6 +32,17 @@ pub struct EngineFlags {
     pub reasoning_parser: Option<String>,
     /// `--tokenizer-mode`
     pub tokenizer_mode: String,
+    /// `--tokenizer`, as it was given to `kvroute pack --tokenizer`: the pack must be of that tokenizer.
+    pub tokenizer: Option<String>,
+    /// `--hf-overrides`: an object, or its JSON text. What of it changes prompts: `model_type`, `architectures`,
+    /// `max_position_embeddings`.
+    pub hf_overrides: Option<serde_json::Value>,
+    /// Version of transformers beside the engine. From 5.21 on it hands templates other messages; the engine's own
+    /// requirements keep it below 5.21 unless the image was built otherwise.
+    pub transformers: Option<String>,
+    /// Whether the engine's tokenizer puts the BOS token in front of a text that gets special tokens, where
+    /// that is not what tokenizer.json says (`add_bos_token` of tokenizer_config.json, in some releases).
+    pub add_bos_token: Option<bool>,
     /// `--max-model-len`; else what config.json says.
     pub max_model_len: Option<u64>,
     /// `--reasoning-effort`: what the engine maps the efforts of requests to.
@@ -56,6 +67,10 @@ impl Default for EngineFlags {
             tool_call_parser: None,
             reasoning_parser: None,
             tokenizer_mode: "auto".to_owned(),
+            tokenizer: None,
+            hf_overrides: None,
+            transformers: None,
+            add_bos_token: None,
             max_model_len: None,
             reasoning_effort: BTreeMap::new(),
             anthropic_disabled_thinking_effort: None,

@@ -42,7 +42,10 @@ impl Limits {
         let mut limits = Limits::plain(body, profile, max_model_len)?;
         limits.add_special_tokens = bool_field(body, "add_special_tokens", special_by_default)?;
         limits.max_output_tokens = output;
-        limits.truncate = truncation(body, output, profile, max_model_len)?;
+        if profile.leaves_room_for_output {
+            limits.max_prompt_tokens = max_model_len.map(|longest| longest.saturating_sub(output.unwrap_or(0)));
+        }
+        limits.truncate = truncation(body, output, profile, limits.max_prompt_tokens, max_model_len)?;
         if limits.truncate.is_some() {
             limits.max_prompt_tokens = None;
         }
@@ -55,6 +58,18 @@ impl Limits {
         let output = optional_int(body, "max_completion_tokens")?.or(optional_int(body, "max_tokens")?);
         limits.max_output_tokens = output.and_then(|tokens| u64::try_from(tokens).ok());
         Ok(limits)
+    }
+
+    /// Reads the fields of `/tokenize`.
+    pub fn tokenize(body: &JsonMap, special_by_default: bool) -> Result<Limits, NoKeyReason> {
+        Ok(Limits {
+            add_special_tokens: bool_field(body, "add_special_tokens", special_by_default)?,
+            truncate: None,
+            cache_salt: None,
+            max_output_tokens: None,
+            stream: false,
+            max_prompt_tokens: None,
+        })
     }
 
     /// Reads the fields of messages.
@@ -125,7 +140,8 @@ fn salt(body: &JsonMap, profile: &Profile) -> Result<Option<String>, NoKeyReason
         return Ok(None);
     };
     let refused = salt.is_empty()
-        || (profile.checks_salt && (salt.chars().count() > 128 || salt.contains(['@', '/', '\\', '\0'])));
+        || salt.chars().count() > profile.longest_salt
+        || (profile.checks_salt && salt.contains(['@', '/', '\\', '\0']));
     if refused {
         return Err(bad("cache_salt: empty, too long, or with a character that is not allowed"));
     }
@@ -136,6 +152,7 @@ fn truncation(
     body: &JsonMap,
     output: Option<u64>,
     profile: &Profile,
+    longest_prompt: Option<u64>,
     max_model_len: Option<u64>,
 ) -> Result<Option<Truncate>, NoKeyReason> {
     let side = match optional_str(body, "truncation_side")? {
@@ -153,7 +170,7 @@ fn truncation(
         Err(_) if tokens == -1 => whole_context(longest()?, output, profile),
         Err(_) => return Err(bad("truncate_prompt_tokens: negative")),
     };
-    if tokens == 0 || max_model_len.is_some_and(|longest| tokens > longest) {
+    if tokens == 0 || longest_prompt.is_some_and(|longest| tokens > longest) {
         return Err(bad("truncate_prompt_tokens: nothing left, or more than the model's length"));
     }
     Ok(Some(Truncate { tokens: usize::try_from(tokens).unwrap_or(usize::MAX), side }))
@@ -162,7 +179,7 @@ fn truncation(
 /// What truncation to the whole context leaves.
 pub fn whole_context(longest: u64, output: Option<u64>, profile: &Profile) -> u64 {
     match output {
-        Some(output) if profile.truncates_for_output => longest.saturating_sub(output),
+        Some(output) if profile.leaves_room_for_output => longest.saturating_sub(output),
         Some(output) if output > 0 => longest.saturating_sub(1),
         _ => longest,
     }
@@ -177,7 +194,11 @@ pub fn reused_ids(body: &JsonMap, profile: &Profile) -> Result<Option<Vec<TokenI
     let Some(ids) = ids else {
         return Ok(None);
     };
-    if bool_field(body, "echo", false)? {
+    let ignored = match profile.checks_prompt_ids {
+        true => bool_field(body, "echo", false)?,
+        false => !ids.is_truthy(),
+    };
+    if ignored {
         return Ok(None);
     }
     let wrong = || bad("kv_transfer_params.prompt_token_ids: no list of token ids");

@@ -18,13 +18,18 @@ pub struct Conversation {
     pub with_media: Option<Vec<Json>>,
 }
 
-/// Converts a list of messages.
-pub fn conversation(messages: &[Json], format: ContentFormat, profile: &Profile) -> Result<Conversation, NoKeyReason> {
+/// Converts a list of messages. `as_built`: see [`super::chat::Chat`].
+pub fn conversation(
+    messages: &[Json],
+    as_built: bool,
+    format: ContentFormat,
+    profile: &Profile,
+) -> Result<Conversation, NoKeyReason> {
     let mut out = Vec::with_capacity(messages.len());
     let mut media = Media::default();
     for message in messages {
         let message = message.as_map().ok_or_else(|| bad("messages: an entry is no object"))?;
-        let converted = convert(message, format, profile, &mut media)?;
+        let converted = convert(message, as_built, format, profile, &mut media)?;
         media.originals.push((out.len(), media.pending.take()));
         out.push(converted);
     }
@@ -61,6 +66,7 @@ struct Media {
 
 fn convert(
     message: &JsonMap,
+    as_built: bool,
     format: ContentFormat,
     profile: &Profile,
     media: &mut Media,
@@ -72,7 +78,8 @@ fn convert(
         if let Some(calls) = message.get_some("tool_calls") {
             let calls = calls.as_seq().ok_or_else(|| bad("messages: tool_calls is no array"))?;
             if !calls.is_empty() {
-                let calls: Result<Vec<Json>, NoKeyReason> = calls.iter().map(|call| tool_call(call, profile)).collect();
+                let calls: Result<Vec<Json>, NoKeyReason> =
+                    calls.iter().map(|call| tool_call(call, as_built, profile)).collect();
                 rest.push((Text::from("tool_calls"), Json::seq(calls?)));
             }
         }
@@ -95,7 +102,7 @@ fn convert(
         }
     }
     if role == "developer" {
-        rest.push((Text::from("tools"), message.get("tools").cloned().unwrap_or(Json::Null)));
+        rest.push((Text::from("tools"), developer_tools(message.get("tools"))?));
     }
     let build = |content: Json| {
         let mut out = vec![(Text::from("role"), Json::str(role)), (Text::from("content"), content)];
@@ -134,7 +141,9 @@ impl Parts {
         for item in items {
             let (part, strippable) = match item {
                 Json::Str(text) => (Some(Part::Text(text.clone(), Vec::new())), strip),
-                Json::Map(part) => (read_part(part)?, strip && part.get("type").and_then(Json::as_str) == Some("text")),
+                Json::Map(part) => {
+                    (read_part(part, profile)?, strip && part.get("type").and_then(Json::as_str) == Some("text"))
+                }
                 _ => return Err(bad("messages: a content part is no object")),
             };
             match part {
@@ -228,7 +237,7 @@ const MEDIA_FIELDS: [(&str, &str); 8] = [
     ("video_url", "video"),
 ];
 
-fn read_part(part: &JsonMap) -> Result<Option<Part>, NoKeyReason> {
+fn read_part(part: &JsonMap, profile: &Profile) -> Result<Option<Part>, NoKeyReason> {
     let kind = match part.get("type") {
         None | Some(Json::Null) => None,
         Some(kind) => Some(kind.as_str().ok_or_else(|| bad("messages: the type of a content part is no string"))?),
@@ -261,7 +270,8 @@ fn read_part(part: &JsonMap) -> Result<Option<Part>, NoKeyReason> {
     if kind == Some("tool_reference") {
         return Ok(Some(Part::Reference(text)));
     }
-    let extras = part.iter().filter(|(key, _)| !KNOWN_PART_FIELDS.contains(&key.as_str()));
+    let unknown = |key: &str| profile.keeps_part_extras && !KNOWN_PART_FIELDS.contains(&key);
+    let extras = part.iter().filter(|(key, _)| unknown(key.as_str()));
     Ok(Some(Part::Text(text, extras.map(|(key, value)| (key.clone(), value.clone())).collect())))
 }
 
@@ -279,7 +289,7 @@ fn strip_billing(text: Text) -> Option<Text> {
 }
 
 /// A tool call with its keys in the order of the engine's classes and its arguments parsed.
-fn tool_call(call: &Json, profile: &Profile) -> Result<Json, NoKeyReason> {
+fn tool_call(call: &Json, as_built: bool, profile: &Profile) -> Result<Json, NoKeyReason> {
     let call = call.as_map().ok_or_else(|| bad("messages: a tool call is no object"))?;
     if call.get("type").is_some_and(|kind| kind.as_str() != Some("function")) {
         return Err(bad("messages: a tool call of a type other than function"));
@@ -291,10 +301,9 @@ fn tool_call(call: &Json, profile: &Profile) -> Result<Json, NoKeyReason> {
     let given = function.get("arguments").and_then(Json::as_str);
     let given = given.ok_or_else(|| bad("messages: the arguments of a tool call are no string"))?;
     let mut inner = vec![(Text::from("arguments"), arguments(given, profile)?), (Text::from("name"), name.clone())];
-    let extras = |map: &JsonMap, known: &[&str]| -> Vec<(Text, Json)> {
-        let unknown = map.iter().filter(|(key, _)| !known.contains(&key.as_str()));
-        unknown.map(|(key, value)| (key.clone(), value.clone())).collect()
-    };
+    if as_built {
+        inner.reverse();
+    }
     inner.extend(extras(function, &["arguments", "name"]));
     let mut out = Vec::with_capacity(3);
     out.extend(call.get("id").map(|id| (Text::from("id"), id.clone())));
@@ -302,6 +311,34 @@ fn tool_call(call: &Json, profile: &Profile) -> Result<Json, NoKeyReason> {
     out.extend(call.get("type").map(|kind| (Text::from("type"), kind.clone())));
     out.extend(extras(call, &["id", "function", "type"]));
     Ok(Json::map(out))
+}
+
+fn extras(map: &JsonMap, known: &[&str]) -> Vec<(Text, Json)> {
+    let unknown = map.iter().filter(|(key, _)| !known.contains(&key.as_str()));
+    unknown.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// The tools of a developer message, with their keys in the order of the engine's classes.
+fn developer_tools(tools: Option<&Json>) -> Result<Json, NoKeyReason> {
+    let ordered = |map: &JsonMap, names: &[&str]| -> Vec<(Text, Json)> {
+        let known = names.iter().filter_map(|name| Some((Text::from(*name), map.get(name)?.clone())));
+        known.chain(extras(map, names)).collect()
+    };
+    let other = || unsupported("messages: the tools of a developer message are not functions");
+    let tool = |tool: &Json| {
+        let tool = tool.as_map().filter(|tool| tool.get("type").and_then(Json::as_str) == Some("function"));
+        let tool = tool.ok_or_else(other)?;
+        let function = tool.get("function").and_then(Json::as_map).filter(|function| function.contains("name"));
+        let function = ordered(function.ok_or_else(other)?, &["name", "description", "parameters", "strict"]);
+        let mut out = vec![(Text::from("function"), Json::map(function)), (Text::from("type"), Json::str("function"))];
+        out.extend(extras(tool, &["function", "type"]));
+        Ok(Json::map(out))
+    };
+    match tools {
+        None | Some(Json::Null) => Ok(Json::Null),
+        Some(Json::Seq(list)) => Ok(Json::seq(list.0.iter().map(tool).collect::<Result<_, NoKeyReason>>()?)),
+        Some(_) => Err(other()),
+    }
 }
 
 fn arguments(text: &str, profile: &Profile) -> Result<Json, NoKeyReason> {
@@ -314,6 +351,7 @@ fn arguments(text: &str, profile: &Profile) -> Result<Json, NoKeyReason> {
     match (parsed, profile.bad_arguments) {
         (Some(Ok(map @ Json::Map(_))), _) => Ok(map),
         (Some(Err(error)), _) if error.refused => Err(unsupported(format!("arguments of a tool call: {error}"))),
+        (Some(Ok(Json::Null)), BadArguments::RefuseText) if profile.empties_null_arguments => Ok(empty),
         (Some(Ok(other)), BadArguments::RefuseText) => Ok(other),
         (_, BadArguments::RefuseText) => Err(bad("messages: the arguments of a tool call are not JSON")),
         (_, BadArguments::Empty) => Ok(empty),

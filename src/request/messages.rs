@@ -5,7 +5,7 @@ use super::chat_completions::effort_fields;
 use super::field::{bad, optional_map, optional_str, unsupported};
 use super::flags::EngineFlags;
 use super::json::{Json, JsonMap, Text, to_ascii_json_text};
-use super::profile::Profile;
+use super::profile::{InlineSystem, Profile};
 use super::tools::{dump_tools, require_parser};
 use crate::nokey::NoKeyReason;
 
@@ -40,10 +40,10 @@ pub fn read(body: &JsonMap, profile: &Profile, flags: &EngineFlags, habits: &Hab
         (Text::from("add_generation_prompt"), Json::Bool(true)),
         (Text::from("continue_final_message"), Json::Bool(false)),
     ];
-    if let Some(effort) = effort(body, habits)? {
+    if let Some(effort) = effort(body, profile, habits)? {
         effort_fields(&effort, &kwargs, flags, &mut fields);
     }
-    Ok(Chat { messages: out, tools: tools(body, &messages, profile, flags)?, kwargs, fields })
+    Ok(Chat { messages: out, tools: tools(body, &messages, profile, flags)?, kwargs, fields, as_built: false })
 }
 
 fn message(role: &str, content: Json) -> Json {
@@ -94,7 +94,7 @@ fn system(
         Some(content) => {
             let blocks = blocks(Some(content))?.unwrap_or_default();
             parts = joined(&blocks);
-            // Until vLLM 0.22, blocks that leave nothing give an empty message.
+            // In vLLM 0.22, blocks that leave nothing give an empty message.
             any = !parts.is_empty() || (profile.keeps_empty_system && !blocks.is_empty());
         }
     }
@@ -129,7 +129,7 @@ fn convert(message_in: &JsonMap, profile: &Profile, habits: &Habits, out: &mut V
     let role = role(message_in);
     match role {
         "user" | "assistant" => {}
-        "system" if profile.takes_inline_system => {
+        "system" if profile.inline_system != InlineSystem::Refused => {
             let text = system_text(message_in)?;
             if !habits.merges_inline_system && !text.is_empty() {
                 out.push(message("system", Json::str(text)));
@@ -269,13 +269,13 @@ fn assistant_tool_result(block: &JsonMap) -> Result<Json, NoKeyReason> {
     }
 }
 
-fn effort(body: &JsonMap, habits: &Habits) -> Result<Option<String>, NoKeyReason> {
+fn effort(body: &JsonMap, profile: &Profile, habits: &Habits) -> Result<Option<String>, NoKeyReason> {
     let thinking = optional_map(body, "thinking")?;
     let disabled = thinking.is_some_and(|thinking| kind(thinking) == "disabled");
     if disabled && habits.disabled_effort.is_some() {
         return Ok(habits.disabled_effort.clone());
     }
-    let config = optional_map(body, "output_config")?;
+    let config = optional_map(body, "output_config")?.filter(|_| profile.takes_output_effort);
     Ok(config.map(|config| optional_str(config, "effort")).transpose()?.flatten().map(str::to_owned))
 }
 
@@ -306,11 +306,11 @@ fn tools(
     if choice == "none" && flags.exclude_tools_when_tool_choice_none {
         return Ok(None);
     }
-    let converted: Result<Vec<Json>, NoKeyReason> = tools.iter().map(openai_tool).collect();
+    let converted: Result<Vec<Json>, NoKeyReason> = tools.iter().map(|tool| openai_tool(tool, profile)).collect();
     dump_tools(&converted?, profile).map(Some)
 }
 
-fn openai_tool(tool: &Json) -> Result<Json, NoKeyReason> {
+fn openai_tool(tool: &Json, profile: &Profile) -> Result<Json, NoKeyReason> {
     let tool = tool.as_map().ok_or_else(|| bad("tools: an entry is no object"))?;
     let schema = match tool.get("input_schema") {
         Some(Json::Map(schema)) => {
@@ -328,7 +328,7 @@ fn openai_tool(tool: &Json) -> Result<Json, NoKeyReason> {
         (Text::from("description"), tool.get("description").cloned().unwrap_or(Json::Null)),
         (Text::from("parameters"), schema),
     ];
-    for name in ["strict", "defer_loading"] {
+    for name in ["strict", "defer_loading"].into_iter().skip(usize::from(!profile.knows_strict)) {
         function.extend(tool.get_some(name).map(|value| (Text::from(name), value.clone())));
     }
     Ok(Json::map(vec![(Text::from("type"), Json::str("function")), (Text::from("function"), Json::map(function))]))

@@ -18,7 +18,7 @@ mod tools;
 
 pub use api::{Api, ApiPaths};
 pub use flags::EngineFlags;
-pub use profile::{PROVEN, Profile, Version};
+pub use profile::{InlineSystem, PROVEN, Profile, Version};
 pub use renderer::{Body, Renderer};
 
 use crate::blocks::TokenId;

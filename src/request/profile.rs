@@ -1,13 +1,22 @@
 //! What changes from one engine version to the next, between the HTTP body and the template.
 //!
-//! A profile is data: one flag for each change, set by the version. The changes are known from the engines'
-//! sources; [`PROVEN`] are the versions whose whole output was compared. A change falls somewhere between two
-//! proven versions, so other versions follow the nearest proven one below and give a warning.
+//! A profile is data: one flag for each change, set by the version. In which version a change came was read in the
+//! sources of every minor release from 0.22 to 0.33; [`PROVEN`] are the versions whose whole output was compared
+//! besides. The others give a warning.
 
 use super::flags::EngineFlags;
 
-/// Versions of vLLM whose prompts were compared with recorded ones.
-pub const PROVEN: [Version; 2] = [Version(0, 32, 0), Version(0, 33, 0)];
+/// Versions of vLLM whose prompts were compared with recorded ones; those below 0.30 over chat and completions only,
+/// since they have no endpoint that tells the ids of the other APIs.
+pub const PROVEN: [Version; 7] = [
+    Version(0, 22, 1),
+    Version(0, 24, 0),
+    Version(0, 26, 0),
+    Version(0, 28, 0),
+    Version(0, 30, 0),
+    Version(0, 32, 0),
+    Version(0, 33, 0),
+];
 
 /// An engine's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,66 +49,154 @@ pub enum BadArguments {
     RefuseText,
 }
 
+/// System messages between the turns of `/v1/messages`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InlineSystem {
+    /// A 400.
+    Refused,
+    /// All go to the front.
+    Merged,
+    /// They go to the front where the template of `--chat-template` fails on them; without that flag always.
+    ProbesFlag,
+    /// They go to the front where one of the model's templates fails on them.
+    ProbesTemplates,
+}
+
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// Unknown keys of a tool and its function stay, after the known ones (vLLM below 0.28).
+    /// Unknown keys of a tool and its function stay, after the known ones (vLLM below 0.27).
     pub keeps_tool_extras: bool,
-    /// What becomes of tool call arguments that are no object.
+    /// `strict` is a known key of a function: it has its place, and goes when null (vLLM from 0.24).
+    pub knows_strict: bool,
+    /// Unknown keys of a content part stay in the openai format (vLLM from 0.26).
+    pub keeps_part_extras: bool,
+    /// What becomes of tool call arguments that are no object (changed in vLLM 0.29).
     pub bad_arguments: BadArguments,
-    /// Developer messages become system messages where the template does not know the role (vLLM from 0.28).
+    /// The arguments `null` become an empty object (vLLM from 0.23).
+    pub empties_null_arguments: bool,
+    /// Developer messages become system messages where the template does not know the role (vLLM from 0.23).
     pub converts_developer: bool,
     /// The client's billing line is taken from system messages over chat (vLLM from 0.32).
     pub strips_billing: bool,
-    /// `kv_transfer_params.prompt_token_ids` replaces the prompt (vLLM from 0.32).
+    /// `kv_transfer_params.prompt_token_ids` replaces the prompt (vLLM from 0.27).
     pub reuses_prompt_ids: bool,
-    /// A cache salt has at most 128 characters and none of a few (vLLM from 0.32).
+    /// But not with echo or media, and what is no list of ids is a 400 (vLLM from 0.32).
+    pub checks_prompt_ids: bool,
+    /// Most characters of a cache salt: 1024 in vLLM 0.29, 128 from 0.30 on.
+    pub longest_salt: usize,
+    /// A few characters may not be in a cache salt (vLLM from 0.30).
     pub checks_salt: bool,
     /// `chat_template_kwargs.tokenize` is a 400 (vLLM from 0.33).
     pub refuses_tokenize_kwarg: bool,
-    /// Over messages, system blocks that leave no text give an empty system message (vLLM below 0.32).
+    /// The content format is detected through the parameters of macros (vLLM from 0.30).
+    pub format_through_macros: bool,
+    /// Over messages, system blocks that leave no text give an empty system message (vLLM below 0.23).
     pub keeps_empty_system: bool,
-    /// Over messages, there may be system messages between the turns (vLLM from 0.32).
-    pub takes_inline_system: bool,
-    /// Over messages, `thinking: disabled` becomes an effort (vLLM from 0.32).
+    /// Over messages, what becomes of system messages between the turns.
+    pub inline_system: InlineSystem,
+    /// Over messages, `output_config.effort` is the effort (vLLM from 0.23).
+    pub takes_output_effort: bool,
+    /// Over messages, `thinking: disabled` becomes an effort (vLLM from 0.31).
     pub maps_disabled_thinking: bool,
-    /// Truncation to the model's length leaves room for all requested tokens, not for one (vLLM below 0.32).
-    pub truncates_for_output: bool,
+    /// Truncation to the model's length leaves room for all requested tokens, and so does the length of a prompt
+    /// (vLLM below 0.32).
+    pub leaves_room_for_output: bool,
+    /// Over responses, an assistant's message may be given as in chat, and names have namespaces (vLLM from 0.25).
+    pub responses_messages: bool,
+    /// Over responses, tools are printed as over chat (vLLM from 0.27).
+    pub responses_tools: bool,
+    /// Over responses, there are calls of custom tools (vLLM from 0.32).
+    pub responses_custom_calls: bool,
+    /// gpt-oss: how system and developer messages and instructions are rendered (changed in vLLM 0.23) and which
+    /// thoughts are dropped (0.25) is what was recorded.
+    pub harmony_conversations: bool,
+    /// gpt-oss: the headers of tool calls are those that were recorded (vLLM from 0.31).
+    pub harmony_calls: bool,
+    /// transformers hands an assistant's reasoning to the template under all its names (from 5.21).
+    pub aliases_reasoning: bool,
+    /// transformers leaves out what is null in a message (from 5.24).
+    pub drops_null_fields: bool,
 }
 
 impl Profile {
-    /// The profile of the configured engine, and a warning where its version was not proven.
-    pub fn of(flags: &EngineFlags) -> Result<(Profile, Option<String>), String> {
+    /// The profile of the configured engine, and warnings where its version was not proven.
+    pub fn of(flags: &EngineFlags) -> Result<(Profile, Vec<String>), String> {
         match flags.engine.as_str() {
             "vllm" => {}
             "sglang" => {
-                return Err("engine: \"sglang\": its rendering is not built, and vLLM's would give wrong keys; \
-                            set enabled to false for this model"
-                    .to_owned());
+                return Err(
+                    "engine: \"sglang\": its rendering is not built (it changes from one 0.5 release to the next, \
+                            and with its reasoning parser), and vLLM's would give wrong keys; set enabled to false \
+                            for this model"
+                        .to_owned(),
+                );
             }
             other => return Err(format!("engine: \"{other}\" is not \"vllm\"")),
         }
-        let version = Version::parse(&flags.version)
-            .ok_or_else(|| format!("version: \"{}\" is no version like \"0.32.0\"", flags.version))?;
-        let warning = (!PROVEN.contains(&version)).then(|| {
+        let read = |field: &str, text: &str| {
+            Version::parse(text).ok_or_else(|| format!("{field}: \"{text}\" is no version like \"0.32.0\""))
+        };
+        let version = read("version", &flags.version)?;
+        let mut warnings = Vec::new();
+        if version < Version(0, 22, 0) {
+            return Err(format!("version: vllm {version} renders otherwise than 0.22 to 0.33, which kvroute follows"));
+        }
+        if !PROVEN.contains(&version) {
             let list: Vec<String> = PROVEN.iter().map(Version::to_string).collect();
-            format!("{} {version} was not compared with recorded prompts (proven: {})", flags.engine, list.join(", "))
-        });
+            let list = list.join(", ");
+            warnings.push(format!("vllm {version} was not compared with recorded prompts (proven: {list})"));
+        }
+        let transformers = match flags.transformers.as_deref() {
+            Some(text) => read("transformers", text)?,
+            None => Version(5, 0, 0),
+        };
+        if transformers >= Version(5, 21, 0) || transformers < Version(5, 0, 0) {
+            warnings.push(format!("transformers {transformers} was not compared with recorded prompts"));
+        }
         let from = |minor: u32| version >= Version(0, minor, 0);
         let profile = Profile {
-            keeps_tool_extras: !from(28),
-            bad_arguments: if from(32) { BadArguments::Empty } else { BadArguments::RefuseText },
-            converts_developer: from(28),
+            keeps_tool_extras: !from(27),
+            knows_strict: from(24),
+            keeps_part_extras: from(26),
+            bad_arguments: if from(29) { BadArguments::Empty } else { BadArguments::RefuseText },
+            empties_null_arguments: from(23),
+            converts_developer: from(23),
             strips_billing: from(32),
-            reuses_prompt_ids: from(32),
-            checks_salt: from(32),
+            reuses_prompt_ids: from(27),
+            checks_prompt_ids: from(32),
+            longest_salt: if from(30) {
+                128
+            } else if from(29) {
+                1024
+            } else {
+                usize::MAX
+            },
+            checks_salt: from(30),
             refuses_tokenize_kwarg: from(33),
-            keeps_empty_system: !from(32),
-            takes_inline_system: from(32),
-            maps_disabled_thinking: from(32),
-            truncates_for_output: !from(32),
+            format_through_macros: from(30),
+            keeps_empty_system: !from(23),
+            inline_system: if from(31) {
+                InlineSystem::ProbesTemplates
+            } else if from(24) {
+                InlineSystem::ProbesFlag
+            } else if from(23) {
+                InlineSystem::Merged
+            } else {
+                InlineSystem::Refused
+            },
+            takes_output_effort: from(23),
+            maps_disabled_thinking: from(31),
+            leaves_room_for_output: !from(32),
+            responses_messages: from(25),
+            responses_tools: from(27),
+            responses_custom_calls: from(32),
+            harmony_conversations: from(25),
+            harmony_calls: from(31),
+            aliases_reasoning: transformers >= Version(5, 21, 0),
+            drops_null_fields: transformers >= Version(5, 24, 0),
         };
-        Ok((profile, warning))
+        Ok((profile, warnings))
     }
 }
 
@@ -120,11 +217,17 @@ mod tests {
     #[test]
     fn unproven_versions_warn() {
         let of = |version: &str| Profile::of(&EngineFlags { version: version.to_owned(), ..EngineFlags::default() });
-        assert!(of("0.32.0").unwrap().1.is_none());
-        assert!(of("0.33.0").unwrap().1.is_none());
-        assert!(of("0.22.1").unwrap().1.unwrap().contains("0.22.1"));
-        assert!(of("0.30.0").unwrap().1.unwrap().contains("0.30.0"));
+        assert!(of("0.32.0").unwrap().1.is_empty());
+        assert!(of("0.33.0").unwrap().1.is_empty());
+        assert!(of("0.22.1").unwrap().1.is_empty());
+        assert!(of("0.28.1").unwrap().1[0].contains("0.28.1"));
         assert!(of("x").is_err());
+        assert!(of("0.21.0").unwrap_err().contains("0.21.0"));
+        let with =
+            |transformers: &str| EngineFlags { transformers: Some(transformers.to_owned()), ..EngineFlags::default() };
+        assert!(Profile::of(&with("5.20.2")).unwrap().1.is_empty());
+        assert!(Profile::of(&with("5.21.1")).unwrap().1[0].contains("5.21.1"));
+        assert!(Profile::of(&with("five")).is_err());
     }
 
     #[test]

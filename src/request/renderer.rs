@@ -2,15 +2,15 @@
 
 use super::chat::{Chat, Setup, Templates};
 use super::chat_completions::effort_fields;
-use super::field::{bad, optional_map, optional_str};
+use super::field::{bad, optional_map, optional_str, unsupported};
 use super::json::{self, Json, JsonMap, Text};
 use super::limits::{Limits, reused_ids};
 use super::message::has_media;
 use super::messages::{self, Habits};
-use super::profile::Profile;
+use super::profile::{InlineSystem, Profile};
 use super::{Api, EngineFlags, Prepared, PromptInput, chat_completions, completions, harmony, responses};
 use crate::nokey::{NoKey, NoKeyReason};
-use crate::template::{ChatTemplates, Clock, ContentFormat, Template, TemplateSource};
+use crate::template::{ChatTemplates, Clock, ContentFormat, Template, TemplateSource, own_renderer};
 
 /// A parsed request body.
 #[derive(Debug)]
@@ -68,13 +68,26 @@ pub struct Renderer {
 impl Renderer {
     /// Compiles the templates of `source` for an engine with these `flags`. An error says what the engine or the
     /// template needs that cannot be rendered exactly here.
-    pub fn new(source: TemplateSource, flags: &EngineFlags) -> Result<Renderer, String> {
-        let (profile, version_warning) = Profile::of(flags)?;
+    pub fn new(mut source: TemplateSource, flags: &EngineFlags) -> Result<Renderer, String> {
+        let (profile, mut warnings) = Profile::of(flags)?;
         if !matches!(flags.tokenizer_mode.as_str(), "auto" | "hf" | "slow") {
             return Err(format!("tokenizer_mode: \"{}\" renders without a chat template", flags.tokenizer_mode));
         }
+        if let Some(overrides) = &flags.hf_overrides {
+            source.override_config(overrides)?;
+        }
+        if let Some((architecture, name)) = source.architectures.iter().find_map(|a| Some((a, own_renderer(a)?))) {
+            return Err(format!("architectures: the engine renders {name} ({architecture}) by code of its own"));
+        }
+        if let Some(tokenizer) = flags.tokenizer.as_deref()
+            && source.tokenizer.as_deref().map(last_part) != Some(last_part(tokenizer))
+        {
+            let packed = source.tokenizer.as_deref().unwrap_or("the model's own");
+            return Err(format!(
+                "tokenizer: \"{tokenizer}\" is not the pack's ({packed}); pack the model with --tokenizer"
+            ));
+        }
         let templates = compile(source.chat_template.as_ref(), flags.chat_template.as_deref())?;
-        let mut warnings: Vec<String> = version_warning.into_iter().collect();
         for template in [&templates.default, &templates.tool_use].into_iter().flatten() {
             warnings.extend(time_warning(&template.facts().time_formats));
         }
@@ -104,12 +117,17 @@ impl Renderer {
             warnings.push("harmony prints the date: all keys change at the engine's midnight".to_owned());
             // Its parser is always there, and it refuses the effort "none".
             flags.tool_call_parser.get_or_insert_with(|| "openai".to_owned());
-            habits.merges_inline_system = profile.takes_inline_system;
+            habits.merges_inline_system = profile.inline_system != InlineSystem::Refused;
             if flags.anthropic_disabled_thinking_effort.as_deref().unwrap_or("auto") == "auto" {
                 habits.disabled_effort = profile.maps_disabled_thinking.then(|| "low".to_owned());
             }
         }
         Ok(Renderer { setup, flags, habits, is_harmony, max_model_len, warnings })
+    }
+
+    /// Whether chats are rendered by code (gpt-oss), not by a template.
+    pub fn is_harmony(&self) -> bool {
+        self.is_harmony
     }
 
     /// What an operator should know of this model: a template that prints the date or the time, an engine
@@ -121,7 +139,29 @@ impl Renderer {
     /// The prompt that the engine would tokenize for this request. `now_unix_seconds` is the wall clock, for
     /// templates that print the date.
     pub fn prepare(&self, api: Api, body: &Body, now_unix_seconds: u64) -> Result<Prepared, NoKeyReason> {
-        let body = body.map();
+        let prepared = self.rendered(api, body.map(), now_unix_seconds)?;
+        match (self.flags.add_bos_token, &prepared.input) {
+            (Some(add), PromptInput::Text(_)) if prepared.add_special_tokens => self.with_bos(prepared, add),
+            _ => Ok(prepared),
+        }
+    }
+
+    /// Puts the BOS token in front itself, or leaves it out, whatever tokenizer.json says.
+    fn with_bos(&self, mut prepared: Prepared, add: bool) -> Result<Prepared, NoKeyReason> {
+        if prepared.truncate.is_some() {
+            return Err(unsupported("add_bos_token: with truncation"));
+        }
+        prepared.add_special_tokens = false;
+        if let (true, PromptInput::Text(text)) = (add, &mut prepared.input) {
+            let bos = self.setup.special_tokens.iter().find(|(name, _)| name.as_str() == "bos_token");
+            let bos = bos.map(|(_, token)| token.as_str().to_owned());
+            let bos = bos.ok_or_else(|| unsupported("add_bos_token: the tokenizer has no bos_token"))?;
+            prepared.input = PromptInput::Pieces(vec![bos, std::mem::take(text)]);
+        }
+        Ok(prepared)
+    }
+
+    fn rendered(&self, api: Api, body: &JsonMap, now_unix_seconds: u64) -> Result<Prepared, NoKeyReason> {
         let profile = &self.setup.profile;
         match api {
             Api::ChatCompletions | Api::Messages | Api::Responses if self.is_harmony => {
@@ -146,6 +186,25 @@ impl Renderer {
                 let chat = responses::read(body, profile, &self.flags)?;
                 self.finish(body, limits, &chat, now_unix_seconds)
             }
+            // Rendered by the template in any case: gpt-oss has other prompts over its real APIs.
+            Api::Tokenize if body.contains("messages") => {
+                let limits = Limits::tokenize(body, false)?;
+                let chat = chat_completions::read_tokenize(body, profile, &self.flags)?;
+                let rendered = self.setup.render(&chat, now_unix_seconds)?;
+                limits.prepared(PromptInput::Text(rendered.text), rendered.open_ended)
+            }
+            Api::Tokenize => {
+                let prompt = body.get("prompt").and_then(Json::as_str).filter(|prompt| !prompt.is_empty());
+                let prompt = prompt.ok_or_else(|| bad("prompt: missing, empty or no string"))?;
+                Limits::tokenize(body, true)?.prepared(PromptInput::Text(prompt.to_owned()), false)
+            }
+        }
+    }
+
+    fn follows_calls(&self, calls: usize) -> Result<(), NoKeyReason> {
+        match calls > 0 && !self.setup.profile.harmony_calls {
+            true => Err(unsupported("gpt-oss: tool calls, with vLLM below 0.31")),
+            false => Ok(()),
         }
     }
 
@@ -157,12 +216,19 @@ impl Renderer {
     /// gpt-oss. Truncation, continuation and template arguments have no effect over chat and messages.
     fn harmony(&self, api: Api, body: &JsonMap, now: u64) -> Result<Prepared, NoKeyReason> {
         let profile = &self.setup.profile;
+        if !profile.harmony_conversations {
+            return Err(unsupported("gpt-oss: with vLLM below 0.25"));
+        }
         let date = self.harmony_date(now);
         let effort = |name: &str| optional_map(body, "reasoning")?.map_or(Ok(None), |map| optional_str(map, name));
         let (mut limits, input) = match api {
             Api::Responses => {
                 responses::stateless(body)?;
                 let limits = Limits::responses(body, profile, self.max_model_len)?;
+                let calls =
+                    body.get("input").and_then(Json::as_seq).unwrap_or_default().iter().filter_map(Json::as_map);
+                let calls = calls.filter(|item| item.get("type").and_then(Json::as_str) == Some("function_call"));
+                self.follows_calls(calls.count())?;
                 (limits, harmony::responses(body, effort("effort")?, &date)?)
             }
             _ => {
@@ -176,6 +242,8 @@ impl Renderer {
                         chat_completions::read(body, profile, &self.flags)?,
                     ),
                 };
+                let calls = chat.messages.iter().filter_map(|message| message.as_map()?.get_some("tool_calls"));
+                self.follows_calls(calls.count())?;
                 let effort = chat.fields.iter().find(|(key, _)| key.as_str() == "reasoning_effort");
                 let effort = effort.and_then(|(_, value)| value.as_str());
                 let input = match reused_ids(body, profile)? {
@@ -191,7 +259,7 @@ impl Renderer {
 
     fn finish(&self, body: &JsonMap, limits: Limits, chat: &Chat, now: u64) -> Result<Prepared, NoKeyReason> {
         if let Some(ids) = reused_ids(body, &self.setup.profile)?
-            && !has_media(&chat.messages)
+            && !(self.setup.profile.checks_prompt_ids && has_media(&chat.messages))
         {
             return limits.prepared(PromptInput::Ids(ids), false);
         }
@@ -203,14 +271,21 @@ impl Renderer {
 /// What vLLM finds out about a template by trying it.
 fn habits(setup: &Setup, flags: &EngineFlags) -> Habits {
     let templates = [&setup.templates.default, &setup.templates.tool_use];
-    let merges = setup.templates.default.is_none()
-        || templates.into_iter().flatten().any(|template| template.facts().refuses_inline_system);
+    let refuses = |list: &[&Option<Template>]| {
+        list.iter().filter_map(|template| template.as_ref()).any(|template| template.facts().refuses_inline_system)
+    };
+    let merges = match setup.profile.inline_system {
+        InlineSystem::Refused => false,
+        InlineSystem::Merged => true,
+        InlineSystem::ProbesFlag => flags.chat_template.is_none() || refuses(&[&setup.templates.default]),
+        InlineSystem::ProbesTemplates => setup.templates.default.is_none() || refuses(&templates),
+    };
     let disabled_effort = match flags.anthropic_disabled_thinking_effort.as_deref() {
         _ if !setup.profile.maps_disabled_thinking => None,
         Some(effort) if effort != "auto" => Some(effort.to_owned()),
         _ => Some(probe_disabled_effort(setup, flags).to_owned()),
     };
-    Habits { merges_inline_system: setup.profile.takes_inline_system && merges, disabled_effort }
+    Habits { merges_inline_system: merges, disabled_effort }
 }
 
 /// `low` where the template fails with the effort `none`, or renders the same as with another one.
@@ -219,7 +294,8 @@ fn probe_disabled_effort(setup: &Setup, flags: &EngineFlags) -> &'static str {
         let message = vec![(Text::from("role"), Json::str("user")), (Text::from("content"), Json::str("Hi"))];
         let mut fields = vec![(Text::from("add_generation_prompt"), Json::Bool(true))];
         effort_fields(effort, &[], flags, &mut fields);
-        let chat = Chat { messages: vec![Json::map(message)], tools: None, kwargs: Vec::new(), fields };
+        let chat =
+            Chat { messages: vec![Json::map(message)], tools: None, kwargs: Vec::new(), fields, as_built: false };
         setup.render(&chat, 0).ok()
     };
     match render("none") {
@@ -252,6 +328,12 @@ fn compile(templates: Option<&ChatTemplates>, flag: Option<&str>) -> Result<Temp
             tool_use: list.get("tool_use").map(|source| one(source)).transpose()?,
         }),
     }
+}
+
+/// The last part of a path or of a repository's name.
+fn last_part(name: &str) -> &str {
+    let name = name.trim_end_matches('/');
+    name.rsplit('/').next().unwrap_or(name)
 }
 
 fn time_warning(formats: &[String]) -> Option<String> {

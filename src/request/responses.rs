@@ -24,7 +24,7 @@ pub fn read(body: &JsonMap, profile: &Profile, flags: &EngineFlags) -> Result<Ch
         }
         Some(Json::Seq(items)) => {
             for item in &items.0 {
-                out.item(item.as_map().ok_or_else(|| bad("input: an item is no object"))?)?;
+                out.item(item.as_map().ok_or_else(|| bad("input: an item is no object"))?, profile)?;
             }
             continued = items.0.last().and_then(Json::as_map).is_some_and(is_partial);
         }
@@ -42,7 +42,7 @@ pub fn read(body: &JsonMap, profile: &Profile, flags: &EngineFlags) -> Result<Ch
     if let Some(effort) = reasoning.map(|map| optional_str(map, "effort")).transpose()?.flatten() {
         effort_fields(effort, &kwargs, flags, &mut fields);
     }
-    Ok(Chat { messages: out.finish(), tools: tools(body, profile, flags)?, kwargs, fields })
+    Ok(Chat { messages: out.finish(), tools: tools(body, profile, flags)?, kwargs, fields, as_built: true })
 }
 
 /// Refuses what lives on the server.
@@ -120,7 +120,8 @@ impl Messages {
         self.push(vec![(Text::from("role"), Json::str("assistant")), (Text::from("tool_calls"), calls)]);
     }
 
-    fn item(&mut self, item: &JsonMap) -> Result<(), NoKeyReason> {
+    fn item(&mut self, item: &JsonMap, profile: &Profile) -> Result<(), NoKeyReason> {
+        followed(item, profile)?;
         match item.get("type").and_then(Json::as_str) {
             Some("function_call") => {
                 let mut name = required(item, "name")?.to_owned();
@@ -175,6 +176,19 @@ impl Messages {
     }
 }
 
+/// Refuses what older versions render in ways of their own.
+fn followed(item: &JsonMap, profile: &Profile) -> Result<(), NoKeyReason> {
+    let kind = item.get("type").and_then(Json::as_str).unwrap_or("message");
+    let by_assistant = kind == "message" && item.get("role").and_then(Json::as_str) == Some("assistant");
+    if !profile.responses_messages && (by_assistant || item.get_some("namespace").is_some()) {
+        return Err(unsupported("input: an assistant's message or a namespace, with vLLM below 0.25"));
+    }
+    if !profile.responses_custom_calls && kind.starts_with("custom_tool_call") {
+        return Err(unsupported("input: a custom tool call, with vLLM below 0.32"));
+    }
+    Ok(())
+}
+
 fn required<'a>(item: &'a JsonMap, name: &str) -> Result<&'a str, NoKeyReason> {
     item.get(name).and_then(Json::as_str).ok_or_else(|| bad(format!("input: an item without {name}")))
 }
@@ -207,8 +221,11 @@ fn tools(body: &JsonMap, profile: &Profile, flags: &EngineFlags) -> Result<Optio
     };
     let list = list.as_seq().ok_or_else(|| bad("tools: not an array"))?;
     let none = body.get("tool_choice").and_then(Json::as_str) == Some("none");
-    if list.is_empty() || (none && flags.exclude_tools_when_tool_choice_none) {
+    if list.is_empty() || (none && (flags.exclude_tools_when_tool_choice_none || !profile.responses_tools)) {
         return Ok(None);
+    }
+    if !profile.responses_tools {
+        return Err(unsupported("tools: over responses, with vLLM below 0.27"));
     }
     let mut functions = Vec::new();
     for tool in list {

@@ -52,18 +52,16 @@ fn dump_function(function: &JsonMap, defer: Option<&Json>, profile: &Profile) ->
     }
     out.push((Text::from("description"), description));
     out.push((Text::from("parameters"), parameters));
-    if profile.keeps_tool_extras {
-        if let Some(defer) = function.get_some("defer_loading").or(defer) {
-            out.push((Text::from("defer_loading"), boolean(defer, "defer_loading")?));
-        }
-        extras(function, &["name", "description", "parameters", "defer_loading"], &mut out);
-        return Ok(Json::map(out));
-    }
-    if let Some(strict) = function.get_some("strict") {
+    if let Some(strict) = function.get_some("strict").filter(|_| profile.knows_strict) {
         out.push((Text::from("strict"), boolean(strict, "strict")?));
     }
     if let Some(defer) = function.get_some("defer_loading").or(defer) {
         out.push((Text::from("defer_loading"), boolean(defer, "defer_loading")?));
+    }
+    if profile.keeps_tool_extras {
+        let known = ["name", "description", "parameters", "defer_loading", "strict"];
+        let known = if profile.knows_strict { known.as_slice() } else { known.get(..4).unwrap_or_default() };
+        extras(function, known, &mut out);
     }
     Ok(Json::map(out))
 }

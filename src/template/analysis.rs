@@ -28,6 +28,8 @@ pub enum ContentFormat {
 pub struct Facts {
     /// The format that the engine detects.
     pub content_format: ContentFormat,
+    /// The format that vLLM below 0.30 detects, which does not look at the parameters of macros.
+    pub format_without_macros: ContentFormat,
     /// Whether it holds `'developer'` or `"developer"`: vLLM's sign that it knows the role.
     pub knows_developer: bool,
     /// Whether it fails on a system message between the turns, as vLLM tries it.
@@ -51,7 +53,8 @@ impl Facts {
             return Err(error);
         }
         Ok(Facts {
-            content_format: detect_format(&nodes).unwrap_or(ContentFormat::String),
+            content_format: detect_format(&nodes, true).unwrap_or(ContentFormat::String),
+            format_without_macros: detect_format(&nodes, false).unwrap_or(ContentFormat::String),
             knows_developer: source.contains("\"developer\"") || source.contains("'developer'"),
             refuses_inline_system: refuses_inline_system(&source),
             time_formats: time_formats(&nodes),
@@ -123,7 +126,7 @@ fn target<'a>(expr: &Expr<'a>) -> Option<&'a str> {
 }
 
 /// vLLM's search for a loop over a message's content (renderers/hf.py); `None` where it gives up.
-fn detect_format(nodes: &[Node<'_>]) -> Option<ContentFormat> {
+fn detect_format(nodes: &[Node<'_>], through_macros: bool) -> Option<ContentFormat> {
     let mut lists = vec!["messages"];
     let mut at = 0;
     while let Some(list) = lists.get(at).copied() {
@@ -148,7 +151,7 @@ fn detect_format(nodes: &[Node<'_>]) -> Option<ContentFormat> {
     let is_content = |expr: &Expr<'_>| messages.iter().any(|message| is_access(expr, message, Some("content")));
 
     let mut in_macros: Vec<(*const (), Vec<&str>)> = Vec::new();
-    for node in nodes {
+    for node in nodes.iter().filter(|_| through_macros) {
         let Node::Stmt(Stmt::Macro(this)) = node else { continue };
         let params: Vec<&str> = this.args.iter().filter_map(target).collect();
         let mut given = Vec::new();

@@ -23,7 +23,7 @@ use minijinja::value::{Object, Value};
 
 pub use analysis::ContentFormat;
 pub use clock::LocalTime;
-pub use source::{ChatTemplates, TemplateSource};
+pub use source::{ChatTemplates, TemplateSource, own_renderer};
 
 use analysis::Facts;
 

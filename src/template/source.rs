@@ -30,11 +30,57 @@ pub struct TemplateSource {
     pub architectures: Vec<String>,
     /// `tokenizer_class` of tokenizer_config.json.
     pub tokenizer_class: Option<String>,
+    /// `--tokenizer`: where the tokenizer and the template come from, if not from the model's own directory.
+    pub tokenizer: Option<String>,
     /// The context length that the engine derives from config.json when `--max-model-len` is not given.
     pub max_model_len: Option<u64>,
 }
 
+/// Renderers of the engine's own, by `architectures` of config.json: no template decides their text.
+const OWN_RENDERERS: [(&str, &str); 6] = [
+    ("DeepseekV32", "DeepSeek V3.2"),
+    ("DeepseekV4", "DeepSeek V4"),
+    ("DeepseekV41", "DeepSeek V4.1"),
+    ("KimiK3", "Kimi K3"),
+    ("MoonshotKimia", "Moonshot Kimi-Audio"),
+    ("Inkling", "Inkling"),
+];
+
+/// The model that the engine renders by code of its own, if it does so for this architecture.
+pub fn own_renderer(architecture: &str) -> Option<&'static str> {
+    // "DeepseekV32ForCausalLM": the name goes up to the "For".
+    let base = architecture.split("For").next().unwrap_or(architecture);
+    OWN_RENDERERS.iter().find(|(known, _)| *known == base).map(|(_, name)| *name)
+}
+
 impl TemplateSource {
+    /// Takes what `--hf-overrides` replaces in config.json. An error says what of it cannot be followed.
+    pub fn override_config(&mut self, overrides: &Value) -> Result<(), String> {
+        let parsed;
+        let overrides = match overrides {
+            Value::String(text) => {
+                parsed = serde_json::from_str(text).map_err(|error| format!("hf_overrides: not JSON: {error}"))?;
+                &parsed
+            }
+            other => other,
+        };
+        let Value::Object(fields) = overrides else {
+            return Err("hf_overrides: neither an object nor its JSON text".to_owned());
+        };
+        if let Some(model_type) = fields.get("model_type").and_then(Value::as_str) {
+            self.model_type = Some(model_type.to_owned());
+        }
+        if let Some(list) = fields.get("architectures").and_then(Value::as_array) {
+            self.architectures = list.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+        }
+        let lengths = ["max_position_embeddings", "rope_scaling", "rope_parameters", "text_config"];
+        if lengths.into_iter().any(|name| fields.contains_key(name)) {
+            // --max-model-len says it.
+            self.max_model_len = None;
+        }
+        Ok(())
+    }
+
     /// Decides, as the engine would, from the files of a model directory. `chat_template_jinja` is the text of
     /// chat_template.jinja (it wins over tokenizer_config.json), `special_tokens_map` of special_tokens_map.json
     /// (asked only by old directories whose tokenizer_config.json has no `added_tokens_decoder`).
@@ -57,6 +103,7 @@ impl TemplateSource {
             model_type: text(config.and_then(|config| config.get("model_type"))),
             architectures: architectures.into_iter().flatten().filter_map(|name| text(Some(name))).collect(),
             tokenizer_class: text(tokenizer_config.get("tokenizer_class")),
+            tokenizer: None,
             max_model_len: config.and_then(|config| max_model_len(config, tokenizer_config)),
         })
     }

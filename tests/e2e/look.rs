@@ -46,6 +46,7 @@ impl Here {
     fn explain(&self, path: &str, body: &[u8]) -> Explanation {
         let model = Model {
             name: MODEL,
+            lora: None,
             renderer: &self.renderer,
             tokenizer: self.pack.tokenizer().unwrap(),
             specials_in_front: self.pack.meta().specials.prefix.len(),

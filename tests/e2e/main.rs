@@ -2,7 +2,9 @@
 //!
 //! Needs the filter (`scripts/test` builds it), Envoy and the Qwen3 tokenizer (`scripts/setup` brings them).
 
+mod adapters;
 mod bodies;
+mod conform;
 mod conversations;
 mod fail_open;
 mod faults;

@@ -5,18 +5,16 @@ mod text;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::ask::GatewayArgs;
+use super::models::{Chosen, Models, now};
 use super::table::{Paint, show};
-use crate::config::Config;
-use crate::explain::{Explanation, Model, explain};
+use crate::explain::{Explanation, explain};
 use crate::nokey::{NoKey, NoKeyReason};
-use crate::pack::{Pack, wasm};
-use crate::request::{Api, ApiPaths, Body, EngineFlags, Renderer};
+use crate::request::{Api, Body, EngineFlags};
 
 const EXAMPLES: &str = r#"Examples:
   kvroute explain --pack qwen3.pack request.json
@@ -110,35 +108,10 @@ fn read_body(path: &Path) -> Result<Vec<u8>> {
     Ok(body)
 }
 
-/// The packs of a file, with what stands in a configuration about them.
-struct Models {
-    packs: Vec<Pack>,
-    config: Option<Config>,
-}
-
-impl Models {
-    fn read(pack: &Path, config: Option<&Path>) -> Result<Models> {
-        let at = || pack.display().to_string();
-        let packs = wasm::packs_of(std::fs::read(pack).with_context(at)?).with_context(at)?;
-        let config = config.map(|path| {
-            let at = || path.display().to_string();
-            Config::parse(&std::fs::read(path).with_context(at)?).with_context(at)
-        });
-        Ok(Models { packs, config: config.transpose()? })
-    }
-
-    fn pack(&self, name: &str) -> Result<&Pack> {
-        let names: Vec<&str> = self.packs.iter().map(Pack::name).collect();
-        let found = self.packs.iter().find(|pack| pack.name() == name);
-        found.with_context(|| format!("no pack {name:?} in the file; it has {}", names.join(", ")))
-    }
-}
-
 fn explain_here(args: &ExplainArgs, pack: &Path, body: &[u8]) -> Result<Explanation> {
     let models = Models::read(pack, args.config.as_deref())?;
-    let paths = models.config.as_ref().map_or_else(ApiPaths::default, |config| config.paths.clone());
     let parsed = (|| {
-        let api = Api::from_path(&args.path, &paths)
+        let api = Api::of_check(&args.path, &models.paths())
             .ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no API has the path {:?}", args.path)))?;
         Ok((api, Body::parse(body)?))
     })();
@@ -146,54 +119,22 @@ fn explain_here(args: &ExplainArgs, pack: &Path, body: &[u8]) -> Result<Explanat
         Ok(parsed) => parsed,
         Err(reason) => return Ok(Explanation::without_key(reason)),
     };
-    let asked = body.model().unwrap_or_default();
-    if let Some(config) = &models.config {
-        let Some((_, model)) = config.model(asked) else {
-            let reason = NoKeyReason::new(NoKey::UnknownModel, format!("no model is named {asked:?}"));
-            return Ok(Explanation::without_key(reason));
-        };
-        if !model.enabled {
-            return Ok(Explanation::without_key(NoKeyReason::new(NoKey::ModelOff, format!("model {:?}", model.name))));
+    let chosen = match models.configured(body.model()) {
+        Some(Ok(chosen)) => chosen,
+        Some(Err(reason)) => return Ok(Explanation::without_key(reason)),
+        None => {
+            let flags = match &args.engine {
+                Some(json) => serde_json::from_str(json).context("--engine")?,
+                None => EngineFlags::default(),
+            };
+            // Without a configuration any name in the request will do where there is one pack.
+            let name = args.model.as_deref().or(body.model());
+            let pack = models.pack_of(name)?.name().to_owned();
+            let name = args.model.clone().unwrap_or_else(|| pack.clone());
+            Chosen { name, lora: None, pack, flags, block_size: args.block_size, hash_seed: args.hash_seed.clone() }
         }
-        let pack = models.pack(&model.pack)?;
-        return one(pack, &model.name, &model.engine, model.block_size, &config.hash_seed, api, &body);
-    }
-    let flags = match &args.engine {
-        Some(json) => serde_json::from_str(json).context("--engine")?,
-        None => EngineFlags::default(),
     };
-    // Without a configuration any name in the request will do where there is one pack.
-    let pack = match (&args.model, models.packs.as_slice()) {
-        (Some(name), [only]) => {
-            return one(only, name, &flags, args.block_size, &args.hash_seed, api, &body);
-        }
-        (Some(name), _) => models.pack(name)?,
-        (None, [only]) => only,
-        (None, _) => models.pack(asked)?,
-    };
-    one(pack, pack.name(), &flags, args.block_size, &args.hash_seed, api, &body)
-}
-
-fn one(
-    pack: &Pack,
-    name: &str,
-    flags: &EngineFlags,
-    block_size: u32,
-    hash_seed: &str,
-    api: Api,
-    body: &Body,
-) -> Result<Explanation> {
-    let renderer = Renderer::new(pack.template_source().clone(), flags);
-    let renderer = renderer.map_err(|error| anyhow::anyhow!("pack {:?}: {error}", pack.name()))?;
-    renderer.warnings().iter().for_each(|warning| eprintln!("kvroute: pack {:?}: {warning}", pack.name()));
-    let model = Model {
-        name,
-        renderer: &renderer,
-        tokenizer: pack.tokenizer()?,
-        specials_in_front: pack.meta().specials.prefix.len(),
-        block_size,
-        hash_seed,
-    };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    Ok(explain(&model, api, body, now))
+    let ready = models.ready(chosen)?;
+    ready.renderer.warnings().iter().for_each(|warning| eprintln!("kvroute: {}: {warning}", ready.chosen.pack));
+    Ok(explain(&ready.model(), api, &body, now()))
 }

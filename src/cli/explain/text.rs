@@ -119,9 +119,12 @@ fn summary(e: &Explanation, paint: Paint) -> String {
         Some(Api::Completions) => "completions",
         Some(Api::Messages) => "messages",
         Some(Api::Responses) => "responses",
+        Some(Api::Tokenize) => "tokenize",
         None => "none",
     };
-    let mut out = format!("api     {api}\nmodel   {}\n", harmless(e.model.as_deref().unwrap_or("unknown")));
+    let lora = e.lora.as_deref().map(|name| format!(", LoRA adapter {name}")).unwrap_or_default();
+    let model = format!("{}{lora}", e.model.as_deref().unwrap_or("unknown"));
+    let mut out = format!("api     {api}\nmodel   {}\n", harmless(&model));
     if !e.token_ids.is_empty() {
         let source = match &e.prompt {
             Some(prompt) => format!("{} bytes", grouped(prompt.len() as u64)),

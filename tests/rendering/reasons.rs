@@ -1,0 +1,125 @@
+//! Why there is no key: each reason that a body can lead to, as `explain` shows it.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use kvroute::explain::{Explanation, Model, explain};
+use kvroute::nokey::{LIMITS, NoKey};
+use kvroute::request::{Api, Body};
+use kvroute::tokenizer::{Boundary, Encoding, Step, TokenizeError, Tokenizer};
+use serde_json::json;
+
+use crate::{NOW, flags, renderer};
+
+/// One id a byte; fails at a "!".
+struct Bytes;
+
+struct Run(Rc<str>);
+
+impl Tokenizer for Bytes {
+    fn start(self: Rc<Self>, text: Rc<str>, _: bool) -> Box<dyn Encoding> {
+        Box::new(Run(text))
+    }
+
+    fn resume(self: Rc<Self>, _: Rc<str>, _: bool, _: Boundary) -> Option<Box<dyn Encoding>> {
+        None
+    }
+
+    fn engine(&self) -> &'static str {
+        "bytes"
+    }
+}
+
+impl Encoding for Run {
+    fn step(&mut self, _: usize, out: &mut Vec<u32>) -> Result<Step, TokenizeError> {
+        if self.0.contains('!') {
+            return Err(TokenizeError("an exclamation mark".into()));
+        }
+        out.extend(self.0.bytes().map(u32::from));
+        Ok(Step::Done)
+    }
+
+    fn boundary(&self) -> Option<Boundary> {
+        None
+    }
+
+    fn remaining_bytes(&self) -> usize {
+        0
+    }
+}
+
+fn explained(api: Api, body: &str) -> Explanation {
+    let template =
+        "{% for m in messages %}{{ m.content }}{{ raise_exception('no robots') if m.role == 'robot' }}{% endfor %}";
+    let renderer = renderer(template, &flags(json!({"trust_request_chat_template": true})));
+    let model = Model {
+        name: "m",
+        lora: None,
+        renderer: &renderer,
+        tokenizer: Rc::new(Bytes),
+        specials_in_front: 0,
+        block_size: 16,
+        hash_seed: "",
+    };
+    match Body::parse(body.as_bytes()) {
+        Ok(body) => explain(&model, api, &body, NOW),
+        Err(reason) => Explanation::without_key(reason),
+    }
+}
+
+#[test]
+fn each_reason_that_a_body_leads_to_is_shown() {
+    let chat = |role: &str, content: &str| json!({"messages": [{"role": role, "content": content}]}).to_string();
+    let long = "x".repeat(40);
+    for (body, reason, detail) in [
+        ("{".to_owned(), NoKey::NotJson, ""),
+        ("[]".to_owned(), NoKey::BadRequest, "no object"),
+        (r#"{"messages": [{"role": "user", "content": "\ud800"}]}"#.to_owned(), NoKey::NotJson, ""),
+        (chat("robot", &long), NoKey::TemplateError, "no robots"),
+        (json!({"messages": "hi"}).to_string(), NoKey::BadRequest, "messages"),
+        (
+            json!({"messages": [{"role": "user", "content": long}], "chat_template": "x"}).to_string(),
+            NoKey::Unsupported,
+            "chat_template",
+        ),
+        (chat("user", &format!("{long}!")), NoKey::TokenizerError, "exclamation mark"),
+        (chat("user", "short"), NoKey::TooShort, "5 tokens"),
+    ] {
+        let no_key = explained(Api::ChatCompletions, &body).no_key.unwrap_or_else(|| panic!("{body}: a key"));
+        assert_eq!(no_key.reason, reason.label(), "{body}: {no_key:?}");
+        assert!(no_key.detail.contains(detail), "{body}: {no_key:?}");
+    }
+    let got = explained(Api::ChatCompletions, &chat("user", &long));
+    assert_eq!((got.no_key, got.block_hashes.len()), (None, 2));
+}
+
+#[test]
+fn every_reason_has_one_label_of_its_own_and_stands_in_the_readme() {
+    let readme = include_str!("../../README.md");
+    let labels: BTreeSet<&str> = NoKey::ALL.iter().map(|reason| reason.label()).collect();
+    assert_eq!(labels.len(), NoKey::ALL.len());
+    for label in labels {
+        assert!(readme.contains(&format!("`{label}`")), "{label} is not in README.md");
+    }
+}
+
+#[test]
+fn every_limit_stands_in_the_readme_and_is_what_a_refusal_says() {
+    let readme = include_str!("../../README.md");
+    for limit in LIMITS {
+        assert!(readme.contains(&format!("`{limit}`")), "{limit} is not in README.md");
+    }
+    for (api, body) in [
+        (Api::Responses, json!({"input": "x", "previous_response_id": "r"})),
+        (Api::ChatCompletions, json!({"messages": [{"role": "user", "content": "x"}], "chat_template": "x"})),
+        (Api::Completions, json!({"prompt": "x", "prompt_embeds": "AA=="})),
+        (
+            Api::ChatCompletions,
+            json!({"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": NaN}"}}]}]}),
+        ),
+    ] {
+        let detail = explained(api, &body.to_string()).no_key.unwrap().detail;
+        assert!(LIMITS.iter().any(|limit| detail.starts_with(limit)), "{detail}");
+    }
+}
