@@ -68,7 +68,7 @@ fn complete() -> Value {
         "limits": {
             "max_inspect_bytes": 4096, "buffer_limit_bytes": 4096, "max_job_bytes": 1 << 20, "max_jobs": 2,
             "time_budget_ms": 5, "finish_budget_ms": 5, "slice_ms": 0.5, "index_bytes": 1 << 20,
-            "memory_bytes": 32 << 20, "max_backlog": 100,
+            "prompt_memory_bytes": 1 << 20, "memory_bytes": 32 << 20, "max_backlog": 100,
         },
         "paths": {
             "chat_completions": ["/chat"], "completions": ["/c"], "messages": ["/m"], "responses": ["/r"],
@@ -203,7 +203,10 @@ fn impossible_values_are_refused() {
         ("/limits/finish_budget_ms", json!(60_001)),
         ("/limits/slice_ms", json!(0.01)),
         ("/limits/index_bytes", json!(1 << 30)),
-        ("/limits/index_bytes", json!(32 << 20)), // with the jobs more than the VM
+        ("/limits/prompt_memory_bytes", json!(-1)),
+        ("/limits/prompt_memory_bytes", json!(1 << 30)),
+        ("/limits/prompt_memory_bytes", json!(32 << 20)), // with the jobs more than the VM
+        ("/limits/index_bytes", json!(32 << 20)),         // with the jobs more than the VM
         ("/limits/memory_bytes", json!(1 << 30)),
         ("/limits/max_backlog", json!(15)),
         ("/paths/messages", json!([""])),

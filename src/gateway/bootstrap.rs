@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 pub enum Balancing {
     /// By kvroute, and by least request where it gives no key.
     Kvroute,
+    /// All that stands around the filter for it, but not the filter: to measure what the filter itself costs.
+    WithoutFilter,
     /// Envoy's round robin, without the filter.
     RoundRobin,
     /// Envoy's least request, without the filter.
@@ -212,6 +214,7 @@ impl Bootstrap {
                 };
                 vec![strip_filter(), kvroute, session_filter(), router]
             }
+            Balancing::WithoutFilter => vec![strip_filter(), session_filter(), router],
             _ => vec![router],
         };
         let mut route = json!({"cluster": "replicas", "timeout": format!("{}s", self.route_timeout_s)});
@@ -268,7 +271,7 @@ impl Bootstrap {
         let policy = match self.balancing {
             Balancing::RoundRobin => policy("round_robin", "RoundRobin", json!({})),
             Balancing::LeastRequest => least_request,
-            Balancing::Kvroute => {
+            Balancing::Kvroute | Balancing::WithoutFilter => {
                 let sources = json!([{"header": "x-kvroute-fallback"}]);
                 let config = json!({"override_host_sources": sources, "fallback_policy": least_request});
                 policy("override_host", "OverrideHost", config)

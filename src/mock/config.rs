@@ -52,6 +52,9 @@ pub struct Config {
     pub output_tokens: u64,
     /// Silence after which a stream gets a comment.
     pub keep_alive: Duration,
+    /// Time that `/tokenize` takes beyond this program's own. An engine's API server is one Python process, and its
+    /// answers stand in one queue.
+    pub tokenize: TokenizeTime,
     /// How events are written.
     pub wire: Wire,
     /// How hashes are written in them.
@@ -68,6 +71,25 @@ pub struct Config {
     pub tokenizer_threads: usize,
     /// Threads for the rest.
     pub threads: usize,
+}
+
+/// See [`Config::tokenize`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TokenizeTime {
+    /// Microseconds for each call.
+    pub us: f64,
+    /// Microseconds for each token of the prompt.
+    pub us_per_token: f64,
+}
+
+impl TokenizeTime {
+    /// vLLM 0.32 with the tokenizer of Qwen3 on one core, as measured: 1.9 ms for 1,027 tokens and 11.1 ms for 8,173
+    /// when asked by one client, 573 and 90 calls a second when asked by many.
+    pub const VLLM: TokenizeTime = TokenizeTime { us: 400.0, us_per_token: 1.31 };
+
+    pub(super) fn of(self, tokens: usize) -> Duration {
+        Duration::try_from_secs_f64((self.us + self.us_per_token * tokens as f64) / 1e6).unwrap_or_default()
+    }
 }
 
 impl Default for Config {
@@ -90,6 +112,7 @@ impl Default for Config {
             decode_ms_per_token: 0.0,
             output_tokens: 64,
             keep_alive: Duration::from_secs(10),
+            tokenize: TokenizeTime::default(),
             wire: Wire::Map,
             hashes: HashForm::Int,
             topic: String::new(),

@@ -1,9 +1,9 @@
 //! The HTTP side: the APIs that carry prompts.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::body::{Body, to_bytes};
@@ -37,6 +37,8 @@ pub struct Shared {
     pub(super) endpoints: Endpoints,
     pub(super) engine: Engine,
     pub(super) tokenizers: Tokenizers,
+    /// When `/tokenize` has answered all that it was asked so far.
+    pub(super) tokenizing_until: Mutex<Instant>,
     pub(super) faults: Faults,
     pub(super) calls: AtomicU64,
 }
@@ -221,6 +223,15 @@ impl Shared {
     /// Tokens of a chat or of a text, as the engine's `/tokenize` gives them.
     pub(super) async fn tokenize(&self, body: Bytes) -> Result<Value, Refusal> {
         let tokens = self.tokenizers.tokens(Api::Tokenize, body).await?;
+        let time = self.config.tokenize.of(tokens.len());
+        if !time.is_zero() {
+            let done = {
+                let mut busy = self.tokenizing_until.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                *busy = (*busy).max(Instant::now()) + time;
+                *busy
+            };
+            tokio::time::sleep_until(done.into()).await;
+        }
         Ok(json!({
             "count": tokens.len(), "max_model_len": self.config.max_model_len, "tokens": tokens, "token_strs": null,
         }))

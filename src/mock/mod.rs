@@ -33,15 +33,15 @@ pub mod scheduler;
 pub mod words;
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use axum::http::HeaderValue;
 use axum::serve::ListenerExt;
 
-pub use config::Config;
+pub use config::{Config, TokenizeTime};
 pub use engine::{Gauges, Speed};
 pub use pool::FreeOrder;
 pub use publish::Endpoints;
@@ -101,7 +101,8 @@ impl Replica {
         let name = config.name.clone().unwrap_or_else(|| address.to_string());
         let name = HeaderValue::from_str(&name).context("the name of the replica must fit into a header")?;
         let faults = Faults::default();
-        let shared = Arc::new(Shared { config, name, endpoints, engine, tokenizers, faults, calls: AtomicU64::new(1) });
+        let (calls, tokenizing_until) = (AtomicU64::new(1), Mutex::new(Instant::now()));
+        let shared = Arc::new(Shared { config, name, endpoints, engine, tokenizers, tokenizing_until, faults, calls });
         let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| {
             let _ = stream.set_nodelay(true);
         });

@@ -3,8 +3,8 @@
 //!
 //! | measure | how | goal |
 //! |---|---|---|
-//! | `overhead` | Envoy's CPU time per request that the filter does not route, with and without the filter, rounds taken in turn | at most 10 us |
-//! | `latency` | p50 of chats with a prompt of about 1,000 tokens at concurrency 32: through kvroute, through plain Envoy, and through plain Envoy after a `/tokenize` call to a replica | a tenth of what the call adds |
+//! | `overhead` | Envoy's CPU time per request that the filter does not route, with and without the filter, all else alike, rounds taken in turn | at most 10 us |
+//! | `latency` | p50 of chats with a prompt of about 1,000 tokens at concurrency 32, which the engines answer in 20 ms: through kvroute, through plain Envoy, and through plain Envoy after a `/tokenize` call to a replica that takes the time of vLLM's API server for it | a tenth of what the call adds |
 //! | `slices` | the longest stretch that the filter works without a turn of the event loop, for large chats in one message and in thousands | 20 ms a MiB: a body cannot be parsed in parts |
 //! | `feed` | time from posting a batch to the state of every worker showing it, at 100 batches a second | p50 at most 2 ms |
 
@@ -20,6 +20,7 @@ use kvroute::feed::record::{Record, Tier};
 use kvroute::feed::{Epoch, FeedReplicaId};
 use kvroute::gateway::Balancing;
 use kvroute::look::{SECRET_HEADER, STATE_PATH, WorkerState};
+use kvroute::mock::TokenizeTime;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -152,7 +153,7 @@ async fn overhead() -> (f64, String) {
     const ROUNDS: usize = 7;
     const REQUESTS: u32 = 4000;
     let with = Gateway::start(Setup { concurrency: 1, ..plain(Balancing::Kvroute) }).await;
-    let without = Gateway::start(Setup { concurrency: 1, ..plain(Balancing::LeastRequest) }).await;
+    let without = Gateway::start(Setup { concurrency: 1, ..plain(Balancing::WithoutFilter) }).await;
     let request = b"GET /v1/models HTTP/1.1\r\nhost: bench\r\n\r\n";
     // What heartbeats of the feed cost does not depend on requests: taken off.
     let (start, begin) = (cpu(with.envoy.pid()), Instant::now());
@@ -174,27 +175,46 @@ async fn overhead() -> (f64, String) {
     (with - without, format!("{with:.1} us with the filter, {without:.1} us without, ratio {:.2}", with / without))
 }
 
+/// Whom a request's tokens are asked of before it is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Nobody,
+    /// One replica, for all requests.
+    One,
+    /// The replicas in turn.
+    All,
+}
+
 async fn added_latency() -> (f64, String) {
     const CONCURRENCY: usize = 32;
-    const REQUESTS: usize = 3000;
-    let with = Gateway::start(plain(Balancing::Kvroute)).await;
-    let without = Gateway::start(plain(Balancing::LeastRequest)).await;
+    const REQUESTS: usize = 2000;
+    const ROUNDS: usize = 3;
+    let engine = |balancing, tokenize| {
+        let mut setup = plain(balancing);
+        // The second token of an answer takes this long; the first one none, since time for prompts would be one queue.
+        setup.mock.decode_ms_per_token = 20.0;
+        setup.mock.output_tokens = 2;
+        setup.mock.tokenize = tokenize;
+        setup
+    };
+    let with = Gateway::start(engine(Balancing::Kvroute, TokenizeTime::default())).await;
+    let without = Gateway::start(engine(Balancing::LeastRequest, TokenizeTime::VLLM)).await;
     // Prompts of about 1,000 tokens, none seen twice by one policy.
     let bodies: Vec<Vec<u8>> = (0..REQUESTS as u64)
         .map(|i| {
             let messages = json!([{"role": "user", "content": words(i, 420)}]);
-            json!({"model": MODEL, "max_tokens": 1, "messages": messages}).to_string().into_bytes()
+            json!({"model": MODEL, "max_tokens": 2, "messages": messages}).to_string().into_bytes()
         })
         .collect();
     let bodies = std::sync::Arc::new(bodies);
-    let tokenizers: Vec<SocketAddr> = without.replicas.iter().flatten().map(|r| r.http_addr()).collect();
-    let run = async |gateway: &Gateway, tokenize: bool| {
+    let run = async |gateway: &Gateway, asked: Asked, tokenizers: &Gateway| {
+        let tokenizers: Vec<SocketAddr> = tokenizers.replicas.iter().flatten().map(|r| r.http_addr()).collect();
         let start = cpu(gateway.envoy.pid());
         let next = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let mut running = tokio::task::JoinSet::new();
         for i in 0..CONCURRENCY {
             let (public, next, bodies) = (gateway.envoy.public(), next.clone(), bodies.clone());
-            let tokenizer = tokenizers[i % tokenizers.len()];
+            let tokenizer = tokenizers[if asked == Asked::All { i % tokenizers.len() } else { 0 }];
             running.spawn(async move {
                 let mut wire = Wire::connect(public).await;
                 let mut extra = Wire::connect(tokenizer).await;
@@ -203,7 +223,7 @@ async fn added_latency() -> (f64, String) {
                     let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     let Some(body) = bodies.get(at) else { return times };
                     let start = Instant::now();
-                    if tokenize {
+                    if asked != Asked::Nobody {
                         extra.ask(&post("/tokenize", body)).await;
                     }
                     wire.ask(&post("/v1/chat/completions", body)).await;
@@ -214,26 +234,37 @@ async fn added_latency() -> (f64, String) {
         let p50 = median(running.join_all().await.into_iter().flatten().collect());
         (p50, (cpu(gateway.envoy.pid()) - start).as_secs_f64() * 1e6 / bodies.len() as f64)
     };
-    let mut rows = [Vec::new(), Vec::new(), Vec::new()];
-    for _ in 0..3 {
-        for gateway in [&with, &without] {
+    // What is sent through, who is asked, whose replicas answer that: those of `with` take no more time for it than
+    // this program needs.
+    let arms = [
+        (&without, Asked::Nobody, &without),
+        (&with, Asked::Nobody, &without),
+        (&without, Asked::One, &without),
+        (&without, Asked::All, &without),
+        (&without, Asked::One, &with),
+    ];
+    let mut rows = arms.map(|_| Vec::new());
+    for _ in 0..ROUNDS {
+        for (row, (gateway, asked, tokenizers)) in rows.iter_mut().zip(arms) {
             for replica in gateway.replicas.iter().flatten() {
-                while !replica.reset_cache().await {}
+                while !replica.reset_cache().await {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
             }
+            row.push(run(gateway, asked, tokenizers).await);
         }
-        rows[0].push(run(&without, false).await);
-        rows[1].push(run(&with, false).await);
-        rows[2].push(run(&without, true).await);
     }
-    let spent = [0, 1].map(|i| median(rows[i].iter().map(|(_, cpu)| *cpu).collect()));
-    let [plain, kvroute, tokenize] = rows.map(|row| median(row.into_iter().map(|(p50, _)| p50).collect()));
-    let ratio = (kvroute - plain) / (tokenize - plain);
+    let [plain_us, kvroute_us] = [0, 1].map(|i| median(rows[i].iter().map(|(_, cpu)| *cpu).collect()));
+    let [plain, kvroute, one, all, own] = rows.map(|row| median(row.into_iter().map(|(p50, _)| p50).collect()));
+    let ratio = |asked: f64| (kvroute - plain) / (asked - plain);
     (
-        ratio,
+        ratio(one),
         format!(
-            "p50 at concurrency {CONCURRENCY}: plain {plain:.2} ms, kvroute {kvroute:.2} ms, plain after /tokenize {tokenize:.2} ms; \
-             Envoy's CPU per request {:.0} us, kvroute {:.0} us",
-            spent[0], spent[1]
+            "p50 at concurrency {CONCURRENCY}: plain {plain:.2} ms, kvroute {kvroute:.2} ms, plain after /tokenize {one:.2} ms;\n           \
+             /tokenize spread over all replicas {all:.2} ms (ratio {:.2}), one replica with the mock's own speed {own:.2} ms (ratio {:.2});\n           \
+             Envoy's CPU per request: plain {plain_us:.0} us, kvroute {kvroute_us:.0} us",
+            ratio(all),
+            ratio(own),
         ),
     )
 }
