@@ -147,7 +147,7 @@ pub fn run(args: ConformArgs) -> Result<ExitCode> {
 }
 
 /// A case with what the engine said instead of ids, or why it could not be asked.
-type Asked = std::result::Result<(Case, Option<String>), (Case, String)>;
+type Asked = std::result::Result<(Case, Option<String>), Box<(Case, String)>>;
 
 fn report(
     file: &CaseFile,
@@ -170,7 +170,7 @@ fn report(
                 let ours = explain(case).with_context(|| format!("{} {}", file.name, case.name))?;
                 (case, Some(judge(case, &ours)), note.clone())
             }
-            Err((case, why)) => (case, None, Some(why.clone())),
+            Err(unasked) => (&unasked.0, None, Some(unasked.1.clone())),
         };
         out.totals.count(verdict.as_ref());
         if verdict != Some(Verdict::Identical) {
@@ -209,7 +209,7 @@ fn asked(url: &str, file: &CaseFile, harmony: bool, here: Option<&Here<'_>>) -> 
     let ask = |case: &Case| -> Result<Asked> {
         Ok(match runtime.block_on(engine.truth(case, harmony))? {
             Truth::Known(case, note) => Ok((case, note)),
-            Truth::NotCheckable(why) => Err((case.clone(), why)),
+            Truth::NotCheckable(why) => Err(Box::new((case.clone(), why))),
         })
     };
     Ok((file.cases.iter().map(ask).collect::<Result<_>>()?, notes))
