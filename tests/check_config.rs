@@ -3,25 +3,14 @@
 //! The last test needs Envoy and the filter, like tests/envoy_smoke.rs.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
-use kvroute::gateway::{Bootstrap, default_wasm, envoy_binary};
+use ::kvroute::gateway::{Bootstrap, default_wasm, envoy_binary};
+use common::kvroute;
 use serde_json::{Value, json};
 
-fn kvroute(arguments: &[&str], stdin: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_kvroute"))
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // A child that refuses its arguments does not read.
-    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    child.wait_with_output().unwrap()
-}
+mod common;
 
 /// The report on a configuration, and the exit code.
 fn check(config: &str, more: &[&str]) -> (Value, i32) {

