@@ -23,7 +23,7 @@ macro_rules! reasons {
 reasons! {
     /// The path is none of the APIs that carry a prompt, or the method is not POST.
     NotOurPath = "not_our_path",
-    /// The body is larger than `limits.max_inspect_bytes`.
+    /// The body is larger than `limits.max_inspect_bytes`, or has far more values than its size explains.
     BodyTooLarge = "body_too_large",
     /// The jobs of this VM are over `limits.max_jobs` or `limits.max_job_bytes`.
     Busy = "busy",

@@ -67,13 +67,13 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Renders a conversation.
-    pub fn render(&self, chat: &Chat, now_unix_seconds: u64) -> Result<Rendered, NoKeyReason> {
+    /// Renders a conversation of a body of so many bytes.
+    pub fn render(&self, chat: &Chat, now_unix_seconds: u64, body_bytes: usize) -> Result<Rendered, NoKeyReason> {
         if chat.messages.is_empty() {
             return Err(bad("messages: empty"));
         }
-        let mut kwargs = Kwargs::merged(self, chat)?;
-        let tools = match kwargs.take("tools").or_else(|| chat.tools.clone().map(Json::seq)) {
+        let kwargs = Kwargs::merged(self, chat)?;
+        let tools = match kwargs.get("tools").cloned().or_else(|| chat.tools.clone().map(Json::seq)) {
             None | Some(Json::Null) => None,
             Some(tools @ Json::Seq(_)) => Some(tools),
             Some(other) => return Err(bad(format!("chat_template_kwargs: tools is {}", other.type_name()))),
@@ -92,7 +92,7 @@ impl Setup {
             conversation.with_media = conversation.with_media.map(without_developer);
         }
         let clock = Clock { unix_seconds: now_unix_seconds, offset_minutes: self.utc_offset_minutes };
-        let render = |messages: Vec<Json>| self.apply(template, messages, tools.as_ref(), &kwargs, clock);
+        let render = |messages: Vec<Json>| self.apply(template, messages, tools.as_ref(), &kwargs, (clock, body_bytes));
         let has_media = conversation.messages.iter().any(mentions_media);
         let text = render(conversation.messages)?;
         if !has_media {
@@ -114,7 +114,7 @@ impl Setup {
         messages: Vec<Json>,
         tools: Option<&Json>,
         kwargs: &Kwargs,
-        clock: Clock,
+        (clock, body_bytes): (Clock, usize),
     ) -> Result<String, NoKeyReason> {
         let add_generation_prompt = kwargs.get("add_generation_prompt").cloned().unwrap_or(Json::Bool(false));
         let continued = kwargs.get("continue_final_message").is_some_and(Json::is_truthy);
@@ -128,6 +128,7 @@ impl Setup {
         let continued = if continued { Some(continue_final(&mut messages)?) } else { None };
         let items = messages.len() + tools.and_then(Json::as_seq).map_or(0, <[Json]>::len);
         let mut variables = Variables::new(items);
+        variables.expect_text(body_bytes);
         for (name, token) in &self.special_tokens {
             variables.set(name.as_str(), token.to_value());
         }
@@ -196,10 +197,11 @@ const WITHOUT_EFFECT: [&str; 8] = [
 ];
 
 /// Its other arguments, which are no variables of the template.
-const ARGUMENTS: [&str; 3] = ["continue_final_message", "documents", "add_generation_prompt"];
+const ARGUMENTS: [&str; 5] =
+    ["continue_final_message", "documents", "add_generation_prompt", "tools", "return_assistant_tokens_mask"];
 
 /// The merged template arguments.
-struct Kwargs(Vec<(Text, Json)>);
+struct Kwargs(JsonMap);
 
 impl Kwargs {
     fn merged(setup: &Setup, chat: &Chat) -> Result<Kwargs, NoKeyReason> {
@@ -210,47 +212,32 @@ impl Kwargs {
         if named("tokenize").is_some() && setup.profile.refuses_tokenize_kwarg {
             return Err(bad("chat_template_kwargs: tokenize"));
         }
-        let mut out = Kwargs(Vec::new());
+        let mut out = JsonMap::default();
         for (key, value) in &setup.default_kwargs {
-            out.set(key, value);
+            out.insert(key.clone(), value.clone());
         }
         let given = |value: &Json| !value.is_null() && value.as_str() != Some("auto");
         for (key, value) in chat.kwargs.iter().chain(&chat.fields).filter(|(_, value)| given(value)) {
-            out.set(key, value);
+            out.insert(key.clone(), value.clone());
         }
         for name in ["messages", "conversation"] {
-            if out.get(name).is_some() {
+            if out.contains(name) {
                 return Err(bad(format!("chat_template_kwargs: {name}")));
             }
         }
         if out.get("return_assistant_tokens_mask").is_some_and(Json::is_truthy) {
             return Err(unsupported("chat_template_kwargs: return_assistant_tokens_mask"));
         }
-        for name in WITHOUT_EFFECT {
-            out.take(name);
-        }
-        Ok(out)
-    }
-
-    fn set(&mut self, key: &Text, value: &Json) {
-        match self.0.iter_mut().find(|(known, _)| known == key) {
-            Some((_, old)) => *old = value.clone(),
-            None => self.0.push((key.clone(), value.clone())),
-        }
+        Ok(Kwargs(out))
     }
 
     fn get(&self, name: &str) -> Option<&Json> {
-        self.0.iter().find(|(key, _)| key.as_str() == name).map(|(_, value)| value)
-    }
-
-    fn take(&mut self, name: &str) -> Option<Json> {
-        let at = self.0.iter().position(|(key, _)| key.as_str() == name)?;
-        Some(self.0.remove(at).1)
+        self.0.get(name)
     }
 
     fn variables(&self) -> impl Iterator<Item = (&str, &Json)> {
         let all = self.0.iter().map(|(key, value)| (key.as_str(), value));
-        all.filter(|(key, _)| !ARGUMENTS.contains(key) && *key != "return_assistant_tokens_mask")
+        all.filter(|(key, _)| !ARGUMENTS.contains(key) && !WITHOUT_EFFECT.contains(key))
     }
 }
 

@@ -4,12 +4,14 @@
 //! key that comes twice, the last value at the first place), integers are exact at any size, floats stay floats.
 //! Time and memory are linear in the body. Refused, because no engine could tokenize or parse them: lone
 //! surrogates, `NaN` and `Infinity`, control characters in strings, integers of more than 4,300 digits (Python's
-//! own limit); and nesting beyond [`MAX_DEPTH`], because the values are printed by recursion.
+//! own limit); nesting beyond [`MAX_DEPTH`], because the values are printed by recursion; and texts whose values would
+//! take many times their length ([`budget`]).
 
+pub mod budget;
 mod parse;
 mod value;
 
-pub use parse::{JsonError, MAX_DEPTH, Parsing, parse};
+pub use parse::{Fault, JsonError, MAX_DEPTH, Parsing, parse, parse_part, parse_within};
 pub use value::{Json, JsonMap, JsonSeq, Text};
 
 /// `json.dumps(value, ensure_ascii=False)`

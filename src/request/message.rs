@@ -1,7 +1,7 @@
 //! vLLM's way from the messages of a request to the messages of the template (renderers/chat_utils.py).
 
 use super::field::{bad, unsupported};
-use super::json::{self, Json, JsonMap, Text};
+use super::json::{self, Fault, Json, JsonMap, Text};
 use super::profile::{BadArguments, Profile};
 use crate::nokey::NoKeyReason;
 use crate::template::ContentFormat;
@@ -30,6 +30,7 @@ pub fn conversation(
     for message in messages {
         let message = message.as_map().ok_or_else(|| bad("messages: an entry is no object"))?;
         let converted = convert(message, as_built, format, profile, &mut media)?;
+        json::budget::check()?;
         media.originals.push((out.len(), media.pending.take()));
         out.push(converted);
     }
@@ -347,10 +348,12 @@ fn arguments(text: &str, profile: &Profile) -> Result<Json, NoKeyReason> {
         return Ok(empty);
     }
     // Python's json.loads of a str refuses the mark that it skips in bytes.
-    let parsed = if text.starts_with('\u{feff}') { None } else { Some(json::parse(text.as_bytes())) };
+    let parsed = if text.starts_with('\u{feff}') { None } else { Some(json::parse_part(text.as_bytes())) };
     match (parsed, profile.bad_arguments) {
         (Some(Ok(map @ Json::Map(_))), _) => Ok(map),
-        (Some(Err(error)), _) if error.refused => Err(unsupported(format!("arguments of a tool call: {error}"))),
+        (Some(Err(error)), _) if error.fault != Fault::Syntax => {
+            Err(unsupported(format!("arguments of a tool call: {error}")))
+        }
         (Some(Ok(Json::Null)), BadArguments::RefuseText) if profile.empties_null_arguments => Ok(empty),
         (Some(Ok(other)), BadArguments::RefuseText) => Ok(other),
         (_, BadArguments::RefuseText) => Err(bad("messages: the arguments of a tool call are not JSON")),

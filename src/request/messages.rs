@@ -4,7 +4,7 @@ use super::chat::Chat;
 use super::chat_completions::effort_fields;
 use super::field::{bad, optional_map, optional_str, unsupported};
 use super::flags::EngineFlags;
-use super::json::{Json, JsonMap, Text, to_ascii_json_text};
+use super::json::{Json, JsonMap, Text, budget, to_ascii_json_text};
 use super::profile::{InlineSystem, Profile};
 use super::tools::{dump_tools, require_parser};
 use crate::nokey::NoKeyReason;
@@ -31,6 +31,7 @@ pub fn read(body: &JsonMap, profile: &Profile, flags: &EngineFlags, habits: &Hab
     system(body, &messages, profile, habits, &mut out)?;
     for message in &messages {
         convert(message, profile, habits, &mut out)?;
+        budget::check()?;
     }
     let kwargs: Vec<(Text, Json)> = match optional_map(body, "chat_template_kwargs")? {
         Some(map) => map.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),

@@ -3,7 +3,8 @@
 use super::chat::{Chat, Setup, Templates};
 use super::chat_completions::effort_fields;
 use super::field::{bad, optional_map, optional_str, unsupported};
-use super::json::{self, Json, JsonMap, Text};
+use super::json::budget::{self, Budget};
+use super::json::{self, Fault, Json, JsonError, JsonMap, Text};
 use super::limits::{Limits, reused_ids};
 use super::message::has_media;
 use super::messages::{self, Habits};
@@ -16,30 +17,34 @@ use crate::template::{ChatTemplates, Clock, ContentFormat, Template, TemplateSou
 #[derive(Debug)]
 pub struct Body {
     root: Json,
+    bytes: usize,
+    /// What is left for the values of JSON within its strings.
+    left: Budget,
 }
 
 impl Body {
     /// Parses a request body.
     pub fn parse(bytes: &[u8]) -> Result<Body, NoKeyReason> {
-        match json::parse(bytes) {
-            Ok(root @ Json::Map(_)) => Ok(Body { root }),
+        let mut left = Budget::of(bytes.len());
+        match json::parse_within(bytes, &mut left) {
+            Ok(root @ Json::Map(_)) => Ok(Body { root, bytes: bytes.len(), left }),
             Ok(_) => Err(bad("the body is no object")),
-            Err(error) => Err(NoKeyReason::new(NoKey::NotJson, error.what)),
+            Err(error) => Err(no_json(error)),
         }
     }
 
     /// Takes a request body that is parsed in steps.
     pub fn parsing(bytes: Vec<u8>) -> Result<json::Parsing, NoKeyReason> {
-        json::Parsing::new(bytes).map_err(|error| NoKeyReason::new(NoKey::NotJson, error.what))
+        json::Parsing::new(bytes).map_err(no_json)
     }
 
     /// Parses about `max_bytes` more of it. `None`: there is more to come.
     pub fn step(parsing: &mut json::Parsing, max_bytes: usize) -> Result<Option<Body>, NoKeyReason> {
         match parsing.step(max_bytes) {
             Ok(None) => Ok(None),
-            Ok(Some(root @ Json::Map(_))) => Ok(Some(Body { root })),
+            Ok(Some(root @ Json::Map(_))) => Ok(Some(Body { root, bytes: parsing.bytes(), left: parsing.left() })),
             Ok(Some(_)) => Err(bad("the body is no object")),
-            Err(error) => Err(NoKeyReason::new(NoKey::NotJson, error.what)),
+            Err(error) => Err(no_json(error)),
         }
     }
 
@@ -52,6 +57,11 @@ impl Body {
         // `parse` makes no other.
         self.root.as_map().unwrap_or(const { &JsonMap::EMPTY })
     }
+}
+
+fn no_json(error: JsonError) -> NoKeyReason {
+    let kind = if error.fault == Fault::Memory { NoKey::BodyTooLarge } else { NoKey::NotJson };
+    NoKeyReason::new(kind, error.what)
 }
 
 /// Renders the requests of one model. Compiled once per model and VM.
@@ -139,6 +149,7 @@ impl Renderer {
     /// The prompt that the engine would tokenize for this request. `now_unix_seconds` is the wall clock, for
     /// templates that print the date.
     pub fn prepare(&self, api: Api, body: &Body, now_unix_seconds: u64) -> Result<Prepared, NoKeyReason> {
+        budget::begin(body.left, body.bytes);
         let prepared = self.rendered(api, body.map(), now_unix_seconds)?;
         match (self.flags.add_bos_token, &prepared.input) {
             (Some(add), PromptInput::Text(_)) if prepared.add_special_tokens => self.with_bos(prepared, add),
@@ -190,7 +201,7 @@ impl Renderer {
             Api::Tokenize if body.contains("messages") => {
                 let limits = Limits::tokenize(body, false)?;
                 let chat = chat_completions::read_tokenize(body, profile, &self.flags)?;
-                let rendered = self.setup.render(&chat, now_unix_seconds)?;
+                let rendered = self.setup.render(&chat, now_unix_seconds, budget::body_bytes())?;
                 limits.prepared(PromptInput::Text(rendered.text), rendered.open_ended)
             }
             Api::Tokenize => {
@@ -263,7 +274,7 @@ impl Renderer {
         {
             return limits.prepared(PromptInput::Ids(ids), false);
         }
-        let rendered = self.setup.render(chat, now)?;
+        let rendered = self.setup.render(chat, now, budget::body_bytes())?;
         limits.prepared(PromptInput::Text(rendered.text), rendered.open_ended)
     }
 }
@@ -296,7 +307,7 @@ fn probe_disabled_effort(setup: &Setup, flags: &EngineFlags) -> &'static str {
         effort_fields(effort, &[], flags, &mut fields);
         let chat =
             Chat { messages: vec![Json::map(message)], tools: None, kwargs: Vec::new(), fields, as_built: false };
-        setup.render(&chat, 0).ok()
+        setup.render(&chat, 0, 0).ok()
     };
     match render("none") {
         None => "low",

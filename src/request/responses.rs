@@ -66,6 +66,10 @@ fn is_partial(item: &JsonMap) -> bool {
         && matches!(item.get("status").and_then(Json::as_str), Some("in_progress" | "incomplete"))
 }
 
+/// What a message of the template is made of.
+const MESSAGE_FIELDS: [&str; 9] =
+    ["role", "content", "tool_calls", "reasoning", "reasoning_content", "tool_call_id", "name", "task", "tools"];
+
 /// Messages under construction: one may span several items.
 #[derive(Default)]
 struct Messages(Vec<Vec<(Text, Json)>>);
@@ -108,9 +112,13 @@ impl Messages {
             match message.iter_mut().find(|(key, _)| key.as_str() == "tool_calls") {
                 None => return message.push((Text::from("tool_calls"), Json::seq(vec![call]))),
                 Some((_, Json::Seq(calls))) => {
-                    let mut list = calls.0.clone();
-                    list.push(call);
-                    *calls = std::sync::Arc::new(super::json::JsonSeq(list));
+                    // A list of the request itself is shared with it; from the second call on it is not.
+                    if std::sync::Arc::get_mut(calls).is_none() {
+                        *calls = std::sync::Arc::new(super::json::JsonSeq(calls.0.clone()));
+                    }
+                    if let Some(calls) = std::sync::Arc::get_mut(calls) {
+                        calls.0.push(call);
+                    }
                     return;
                 }
                 Some(_) => {}
@@ -171,7 +179,9 @@ impl Messages {
         if !item.contains("role") {
             return Err(bad("input: an item without a role"));
         }
-        self.push(item.iter().map(|(key, value)| (key.clone(), value.clone())).collect());
+        // Whatever else it has, the engine does not look at; here each item after it would.
+        let known = item.iter().filter(|(key, _)| MESSAGE_FIELDS.contains(&key.as_str()));
+        self.push(known.map(|(key, value)| (key.clone(), value.clone())).collect());
         Ok(())
     }
 }

@@ -15,6 +15,7 @@ pub mod python;
 mod source;
 pub mod text;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -53,12 +54,48 @@ impl Template {
     pub fn render(&self, variables: Variables, clock: Clock) -> Result<String, String> {
         fuel::fill(variables.steps);
         let template = self.env.get_template(NAME).map_err(|error| error.to_string())?;
+        let mut text = Text { bytes: Vec::with_capacity(variables.text_bytes), most: variables.most_text_bytes() };
         let root = Value::from_object(Root { variables, clock });
-        let text = template.render(root).map_err(|error| error.to_string())?;
+        template.render_captured_to(root, &mut text).map_err(|error| match text.is_full() {
+            true => format!("the template prints more than {} bytes", text.most),
+            false => error.to_string(),
+        })?;
         if fuel::is_exhausted() {
             return Err("the template reads too many items".to_owned());
         }
-        Ok(text)
+        String::from_utf8(text.bytes).map_err(|error| error.to_string())
+    }
+}
+
+/// The text under way. It begins with the room that it will probably need, since to grow by doubling would take
+/// three times the text, and ends at a bound.
+struct Text {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl Text {
+    /// Whether it came to its bound.
+    fn is_full(&self) -> bool {
+        self.bytes.len() > self.most
+    }
+}
+
+impl std::io::Write for Text {
+    fn write(&mut self, part: &[u8]) -> std::io::Result<usize> {
+        self.bytes.extend_from_slice(part);
+        match self.is_full() {
+            true => Err(std::io::ErrorKind::OutOfMemory.into()),
+            false => Ok(part.len()),
+        }
+    }
+
+    fn write_all(&mut self, part: &[u8]) -> std::io::Result<()> {
+        self.write(part).map(drop)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -85,29 +122,60 @@ impl Clock {
 }
 
 /// The variables of one render. A later value of a name replaces an earlier one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Variables {
     list: Vec<(Arc<str>, Value)>,
+    /// Where each name stands, where there are many: those that requests bring along have no bound.
+    index: Option<HashMap<Arc<str>, usize>>,
     steps: usize,
+    text_bytes: usize,
 }
+
+/// Names up to which a search is faster than an index.
+const SEARCHED_NAMES: usize = 32;
 
 impl Variables {
     /// No variables. `items` is how many messages and tools there are: it bounds the steps of the render.
     pub fn new(items: usize) -> Variables {
-        Variables { list: Vec::new(), steps: 2_000_000 + items.saturating_mul(64) }
+        Variables { steps: 2_000_000 + items.saturating_mul(64), ..Variables::default() }
+    }
+
+    /// Tells how long the text will be at about.
+    pub fn expect_text(&mut self, bytes: usize) {
+        self.text_bytes = bytes;
+    }
+
+    /// A longer text is an error. Templates print what they get once, in a frame of some bytes for each message.
+    fn most_text_bytes(&self) -> usize {
+        (4 << 20) + self.text_bytes.saturating_mul(4)
     }
 
     /// Sets a variable.
     pub fn set(&mut self, name: impl AsRef<str> + Into<Arc<str>>, value: Value) {
-        match self.list.iter_mut().find(|(known, _)| **known == *name.as_ref()) {
-            Some((_, old)) => *old = value,
-            None => self.list.push((name.into(), value)),
+        if let Some((_, old)) = self.place(name.as_ref()).and_then(|at| self.list.get_mut(at)) {
+            *old = value;
+            return;
+        }
+        let name = name.into();
+        if let Some(index) = &mut self.index {
+            index.insert(name.clone(), self.list.len());
+        }
+        self.list.push((name, value));
+        if self.index.is_none() && self.list.len() > SEARCHED_NAMES {
+            self.index = Some(self.list.iter().enumerate().map(|(at, (name, _))| (name.clone(), at)).collect());
+        }
+    }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        match &self.index {
+            Some(index) => index.get(name).copied(),
+            None => self.list.iter().position(|(known, _)| **known == *name),
         }
     }
 
     /// The value of a variable.
     pub fn get(&self, name: &str) -> Option<&Value> {
-        self.list.iter().find(|(known, _)| **known == *name).map(|(_, value)| value)
+        self.list.get(self.place(name)?).map(|(_, value)| value)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Json, JsonMap, Text};
+use super::budget::{self, Budget};
+use super::{Json, JsonMap, JsonSeq, Text};
 
 /// Arrays and objects may nest this deep.
 pub const MAX_DEPTH: usize = 128;
@@ -10,11 +11,26 @@ pub const MAX_DEPTH: usize = 128;
 /// Python refuses to convert longer ones.
 const MAX_INT_DIGITS: usize = 4300;
 
+/// Items of an array that are collected before it gets memory of its own.
+const FEW: usize = 64;
+
+/// What kind of refusal it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    /// Python's parser refuses it too.
+    #[default]
+    Syntax,
+    /// Python's parser would take it; nothing sensible can come of it.
+    Refused,
+    /// Its values would take more memory than a text of this length may.
+    Memory,
+}
+
 /// Why there is no value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JsonError {
-    /// Python's parser would take it; it is refused here because nothing sensible can come of it.
-    pub refused: bool,
+    /// Whose fault it is.
+    pub fault: Fault,
     /// What is wrong, and at which byte.
     pub what: String,
 }
@@ -25,19 +41,31 @@ impl std::fmt::Display for JsonError {
     }
 }
 
-/// Parses a whole body.
+/// Parses a whole text, with the memory that its length allows.
 pub fn parse(bytes: &[u8]) -> Result<Json, JsonError> {
+    parse_within(bytes, &mut Budget::of(bytes.len()))
+}
+
+/// Parses a whole text that is a part of the request under way, within what that has left.
+pub fn parse_part(bytes: &[u8]) -> Result<Json, JsonError> {
+    budget::with_current(|budget| parse_within(bytes, budget))
+}
+
+/// Parses a whole text.
+pub fn parse_within(bytes: &[u8], budget: &mut Budget) -> Result<Json, JsonError> {
     let text = utf8(bytes)?;
-    let mut parser = Parser { text, bytes: text.as_bytes(), state: State::default() };
+    let mut parser = Parser { text, bytes: text.as_bytes(), state: State::new(*budget) };
+    let value = parser.run(usize::MAX);
+    *budget = parser.state.budget;
     // Without a limit there is nothing to go on with.
-    parser.run(usize::MAX)?.ok_or_else(|| parser.error("the text ends inside a value"))
+    value?.ok_or_else(|| parser.error("the text ends inside a value"))
 }
 
 fn utf8(bytes: &[u8]) -> Result<&str, JsonError> {
     let body = bytes.strip_prefix(BOM).unwrap_or(bytes);
     std::str::from_utf8(body).map_err(|error| {
         let what = format!("invalid UTF-8 at byte {}", error.valid_up_to());
-        JsonError { refused: false, what }
+        JsonError { fault: Fault::Syntax, what }
     })
 }
 
@@ -60,7 +88,18 @@ impl Parsing {
             Ok(text) => text,
             Err(error) => return Err(utf8(error.as_bytes()).err().unwrap_or_default()),
         };
-        Ok(Parsing { text, state: State::default() })
+        let state = State::new(Budget::of(text.len()));
+        Ok(Parsing { text, state })
+    }
+
+    /// Bytes of the whole text.
+    pub fn bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// What its values leave of the memory that they may take.
+    pub fn left(&self) -> Budget {
+        self.state.budget
     }
 
     /// Parses about `max_bytes` more. `None`: there is more to come.
@@ -80,16 +119,31 @@ struct State {
     at: usize,
     /// The arrays and objects around the next value, the outermost first.
     open: Vec<Open>,
+    /// What the small ones of them hold so far: when one ends, its part moves to memory of its exact size.
+    items: Vec<Json>,
+    entries: Vec<(Text, Json)>,
     /// A string with escapes, as far as it is read.
     string: Option<String>,
     scratch: String,
+    budget: Budget,
 }
 
+impl State {
+    fn new(budget: Budget) -> State {
+        State { budget, ..State::default() }
+    }
+}
+
+/// Objects have the key that the next value belongs to.
 #[derive(Debug)]
 enum Open {
-    Seq(Vec<Json>),
-    /// With the key that the next value belongs to.
-    Map(JsonMap, Text),
+    /// Its items stand from here on.
+    Seq(usize),
+    /// One of many items, and what each of them costs.
+    LongSeq(Vec<Json>, usize),
+    /// Its entries stand from here on.
+    Map(usize, Text),
+    LargeMap(JsonMap, Text),
 }
 
 struct Parser<'a> {
@@ -100,11 +154,18 @@ struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     fn error(&self, what: &str) -> JsonError {
-        JsonError { refused: false, what: format!("{what} at byte {}", self.state.at) }
+        JsonError { fault: Fault::Syntax, what: format!("{what} at byte {}", self.state.at) }
     }
 
     fn refusal(&self, what: &str) -> JsonError {
-        JsonError { refused: true, ..self.error(what) }
+        JsonError { fault: Fault::Refused, ..self.error(what) }
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<(), JsonError> {
+        match self.state.budget.take(bytes) {
+            true => Ok(()),
+            false => Err(JsonError { fault: Fault::Memory, ..self.error("too many small values for its length") }),
+        }
     }
 
     fn peek(&self) -> Option<u8> {
@@ -147,14 +208,14 @@ impl<'a> Parser<'a> {
             };
             loop {
                 self.space();
-                let closed = match self.state.open.last_mut() {
+                let closed = match self.state.open.last() {
                     None => return self.end(value).map(Some),
-                    Some(Open::Seq(items)) => {
-                        items.push(value);
+                    Some(Open::Seq(_) | Open::LongSeq(..)) => {
+                        self.put_item(value)?;
                         self.close(b']', "expected ',' or ']'")?
                     }
-                    Some(Open::Map(map, key)) => {
-                        map.insert(std::mem::replace(key, Text::from("")), value);
+                    Some(Open::Map(..) | Open::LargeMap(..)) => {
+                        self.put_entry(value)?;
                         self.close(b'}', "expected ',' or '}'")?
                     }
                 };
@@ -176,13 +237,90 @@ impl<'a> Parser<'a> {
         }
     }
 
+    fn put_item(&mut self, value: Json) -> Result<(), JsonError> {
+        match self.state.open.last_mut() {
+            Some(Open::LongSeq(items, cost)) => {
+                let cost = *cost;
+                items.push(value);
+                self.take(cost)
+            }
+            Some(Open::Seq(base)) => {
+                let base = *base;
+                self.state.items.push(value);
+                if self.state.items.len() - base < FEW {
+                    return self.take(budget::ITEM);
+                }
+                // With their number known they need not grow.
+                let more = self.scalars_ahead();
+                let cost = if more > 1 { budget::ITEM } else { budget::ITEM * budget::GROWING };
+                let mut items = Vec::with_capacity(FEW.saturating_add(more.max(FEW)));
+                items.extend(self.state.items.drain(base..));
+                if let Some(open) = self.state.open.last_mut() {
+                    *open = Open::LongSeq(items, cost);
+                }
+                self.take(budget::ITEM)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How many numbers, or such, the array still has, if it has nothing else: arrays of token ids are long, and
+    /// to grow by doubling costs them three times their size. Each byte is looked at once, as in such an array
+    /// there is no other.
+    fn scalars_ahead(&self) -> usize {
+        let rest = self.bytes.get(self.state.at..).unwrap_or_default();
+        let scalars = rest.iter().take_while(|byte| !matches!(byte, b']' | b'[' | b'{' | b'"'));
+        // The parser stands at the comma before the next item.
+        scalars.filter(|byte| **byte == b',').count().min(self.state.budget.items_left())
+    }
+
+    fn put_entry(&mut self, value: Json) -> Result<(), JsonError> {
+        match self.state.open.last_mut() {
+            Some(Open::LargeMap(map, key)) => {
+                map.insert(std::mem::replace(key, Text::from("")), value);
+                self.take(budget::ENTRY * budget::GROWING + size_of::<u64>() * budget::GROWING)
+            }
+            Some(Open::Map(base, key)) => {
+                let (base, key) = (*base, std::mem::replace(key, Text::from("")));
+                let entries = &mut self.state.entries;
+                let known = entries.get_mut(base..).unwrap_or_default().iter_mut().find(|(name, _)| *name == key);
+                match known {
+                    Some((_, old)) => *old = value,
+                    None => entries.push((key, value)),
+                }
+                if entries.len() - base >= JsonMap::SEARCHED_KEYS {
+                    let map = JsonMap::from_entries(entries.split_off(base));
+                    if let Some(open) = self.state.open.last_mut() {
+                        *open = Open::LargeMap(map, Text::from(""));
+                    }
+                }
+                self.take(budget::ENTRY)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn closed(&mut self, open: Open) -> Json {
+        match open {
+            Open::Seq(base) => Json::Seq(Arc::new(JsonSeq(self.state.items.split_off(base)))),
+            Open::LongSeq(mut items, _) => {
+                // Growing by doubling leaves up to half of it unused.
+                items.shrink_to_fit();
+                Json::Seq(Arc::new(JsonSeq(items)))
+            }
+            Open::Map(base, _) => Json::Map(Arc::new(JsonMap::from_entries(self.state.entries.split_off(base)))),
+            Open::LargeMap(mut map, _) => {
+                map.shrink_to_fit();
+                Json::Map(Arc::new(map))
+            }
+        }
+    }
+
     /// After an item: the whole array or object, or what stands before the next item is passed over.
     fn close(&mut self, bracket: u8, otherwise: &str) -> Result<Option<Json>, JsonError> {
         if self.eat(bracket) {
-            return Ok(self.state.open.pop().map(|open| match open {
-                Open::Seq(items) => Json::seq(items),
-                Open::Map(map, _) => Json::Map(Arc::new(map)),
-            }));
+            let open = self.state.open.pop();
+            return Ok(open.map(|open| self.closed(open)));
         }
         if !self.eat(b',') {
             return Err(self.error(otherwise));
@@ -190,7 +328,7 @@ impl<'a> Parser<'a> {
         self.space();
         if bracket == b'}' {
             let next = self.key()?;
-            if let Some(Open::Map(_, key)) = self.state.open.last_mut() {
+            if let Some(Open::Map(_, key) | Open::LargeMap(_, key)) = self.state.open.last_mut() {
                 *key = next;
             }
         }
@@ -207,18 +345,20 @@ impl<'a> Parser<'a> {
             Some(b'{') => {
                 self.enter()?;
                 if self.eat(b'}') {
-                    return Ok(Some(Json::Map(Arc::default())));
+                    return Ok(Some(Json::empty_map()));
                 }
+                self.take(budget::MAP)?;
                 let key = self.key()?;
-                self.state.open.push(Open::Map(JsonMap::default(), key));
+                self.state.open.push(Open::Map(self.state.entries.len(), key));
                 Ok(None)
             }
             Some(b'[') => {
                 self.enter()?;
                 if self.eat(b']') {
-                    return Ok(Some(Json::seq(Vec::new())));
+                    return Ok(Some(Json::empty_seq()));
                 }
-                self.state.open.push(Open::Seq(Vec::new()));
+                self.take(budget::SEQ)?;
+                self.state.open.push(Open::Seq(self.state.items.len()));
                 Ok(None)
             }
             Some(b'-' | b'0'..=b'9') => self.number().map(Some),
@@ -303,7 +443,9 @@ impl<'a> Parser<'a> {
         }
         // "-0" fits an i64, so what is left has no leading zero and prints as it stands.
         debug_assert!(!negative || text.len() > 2);
-        Ok(Json::BigInt(text.into()))
+        let text = Arc::from(text);
+        self.take(budget::STRING)?;
+        Ok(Json::BigInt(text))
     }
 
     /// A string; the parser stands at its opening quote. `None`: it goes on beyond the limit.
@@ -314,7 +456,9 @@ impl<'a> Parser<'a> {
         if self.peek() == Some(b'"') {
             let text = self.text.get(start..self.state.at).unwrap_or_default();
             self.state.at += 1;
-            return Ok(Some(Text::from(text)));
+            let text = Text::from(text);
+            self.take(text.overhead())?;
+            return Ok(Some(text));
         }
         let mut out = std::mem::take(&mut self.state.scratch);
         out.clear();
@@ -331,6 +475,7 @@ impl<'a> Parser<'a> {
             return Ok(None);
         }
         let text = Text::from(out.as_str());
+        self.take(text.overhead())?;
         // Kept for the next string, unless one long string would hold the memory for the rest of the body.
         if out.capacity() <= 64 * 1024 {
             self.state.scratch = out;

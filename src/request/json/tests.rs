@@ -175,3 +175,62 @@ fn a_step_does_not_do_everything() {
         assert!((50..100).contains(&steps), "{steps} for {} bytes", text.len());
     }
 }
+
+#[test]
+fn long_arrays_and_large_objects_keep_all_in_order() {
+    for length in [1, 15, 16, 17, 63, 64, 65, 66, 300] {
+        let list = |item: &dyn Fn(usize) -> String| (0..length).map(item).collect::<Vec<String>>().join(", ");
+        let kinds: [&dyn Fn(usize) -> String; 5] = [
+            &|i| i.to_string(),
+            &|i| format!("'s{i}'"),
+            &|i| format!("[{i}, [], {{}}]"),
+            &|i| if i % 70 == 69 { "[1]".to_owned() } else { i.to_string() },
+            &|i| format!("{{'a': {i}}}"),
+        ];
+        for item in kinds {
+            for python in [format!("[{}]", list(item)), format!("{{{}}}", list(&|i| format!("'k{i}': {}", item(i))))] {
+                assert_eq!(shown(&python.replace('\'', "\"")), python);
+                // Something after it, so that the next container begins where this one ended.
+                let two = format!("[{python}, {python}]");
+                assert_eq!(shown(&two.replace('\'', "\"")), two);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_key_may_come_again_on_either_side_of_the_index() {
+    for (first, again) in [(0, 1), (5, 16), (15, 17), (16, 30), (3, 200)] {
+        let entry = |at: usize| if at == again { format!("\"k{first}\":-1") } else { format!("\"k{at}\":{at}") };
+        let body = format!("{{{}}}", (0..=again).map(entry).collect::<Vec<String>>().join(","));
+        let value = parse(body.as_bytes()).unwrap();
+        let keys: Vec<String> = value.as_map().unwrap().iter().map(|(key, _)| key.as_str().to_owned()).collect();
+        assert_eq!(keys, (0..again).map(|at| format!("k{at}")).collect::<Vec<String>>());
+        assert!(matches!(value.as_map().unwrap().get(&format!("k{first}")), Some(Json::Int(-1))));
+    }
+}
+
+#[test]
+fn values_beyond_the_budget_are_refused() {
+    let dense = format!("[{}]", vec!["[0]"; 1_000_000].join(","));
+    assert_eq!(parse(dense.as_bytes()).unwrap_err().fault, Fault::Memory);
+    let ids = format!("[{}]", vec!["12345"; 1_000_000].join(","));
+    assert_eq!(parse(ids.as_bytes()).unwrap().as_seq().unwrap().len(), 1_000_000);
+    let words = format!("[{}]", vec!["\"a word or two\""; 1_000_000].join(","));
+    assert_eq!(parse(words.as_bytes()).unwrap().as_seq().unwrap().len(), 1_000_000);
+
+    budget::begin(budget::Budget::of(0), 0);
+    let part = format!("[{}]", vec!["[0]"; 5_000].join(","));
+    let taken = (0..100).take_while(|_| parse_part(part.as_bytes()).is_ok()).count();
+    assert!((1..20).contains(&taken), "{taken}");
+    assert!(budget::check().is_err());
+}
+
+#[test]
+fn faults_are_told_apart() {
+    let fault = |text: &str| parse(text.as_bytes()).unwrap_err().fault;
+    assert_eq!(fault("[1"), Fault::Syntax);
+    for refused in ["NaN", "-Infinity", "\"\\ud800\"", &"[".repeat(200), &"9".repeat(5000)] {
+        assert_eq!(fault(refused), Fault::Refused, "{refused:.20}");
+    }
+}

@@ -1,9 +1,12 @@
 //! The values of a request.
 
-use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use hashbrown::HashTable;
 use minijinja::value::Value;
+
+use super::budget;
 
 /// A string: short ones are inline, long ones shared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -13,6 +16,11 @@ impl Text {
     /// The string.
     pub fn as_str(&self) -> &str {
         self.0.as_str().unwrap_or_default()
+    }
+
+    /// What it takes besides its bytes and its place; short ones have room in it.
+    pub fn overhead(&self) -> usize {
+        if self.as_str().len() > 22 { budget::STRING } else { 0 }
     }
 
     /// The string as a template value, without a copy.
@@ -60,13 +68,31 @@ impl Json {
         Json::Str(text.into())
     }
 
-    /// An array.
+    /// An array, made for the request under way.
     pub fn seq(items: Vec<Json>) -> Json {
+        budget::note(budget::SEQ + items.len().saturating_mul(budget::ITEM));
         Json::Seq(Arc::new(JsonSeq(items)))
     }
 
-    /// An object of entries with distinct keys.
+    /// An array without items; they all share one.
+    pub fn empty_seq() -> Json {
+        thread_local! {
+            static EMPTY: Arc<JsonSeq> = Arc::default();
+        }
+        Json::Seq(EMPTY.with(Arc::clone))
+    }
+
+    /// An object without entries; they all share one.
+    pub fn empty_map() -> Json {
+        thread_local! {
+            static EMPTY: Arc<JsonMap> = Arc::default();
+        }
+        Json::Map(EMPTY.with(Arc::clone))
+    }
+
+    /// An object of entries with distinct keys, made for the request under way.
     pub fn map(entries: Vec<(Text, Json)>) -> Json {
+        budget::note(budget::MAP + entries.len().saturating_mul(budget::ENTRY));
         Json::Map(Arc::new(JsonMap::from_entries(entries)))
     }
 
@@ -135,51 +161,82 @@ pub struct JsonSeq(pub Vec<Json>);
 #[derive(Debug, Default)]
 pub struct JsonMap {
     entries: Vec<(Text, Json)>,
-    /// Place of each key; only for maps that are too large to be searched.
-    index: Option<HashMap<Text, usize>>,
+    /// Only for maps that are too large to be searched.
+    index: Option<Box<Index>>,
 }
 
-/// Up to here, a search over all keys is faster than a hash.
-const SEARCHED_KEYS: usize = 16;
+/// Where each key stands.
+#[derive(Debug, Default)]
+struct Index {
+    places: HashTable<u32>,
+    hasher: RandomState,
+}
+
+impl Index {
+    fn find(&self, entries: &[(Text, Json)], key: &str) -> Option<usize> {
+        let known = |at: &u32| entries.get(*at as usize).is_some_and(|(name, _)| name.as_str() == key);
+        self.places.find(self.hasher.hash_one(key), known).map(|at| *at as usize)
+    }
+
+    /// Adds the last entry, whose key is new.
+    fn add_last(&mut self, entries: &[(Text, Json)]) {
+        let Some((key, _)) = entries.last() else { return };
+        let hash = |at: &u32| match entries.get(*at as usize) {
+            Some((name, _)) => self.hasher.hash_one(name.as_str()),
+            None => 0,
+        };
+        self.places.insert_unique(self.hasher.hash_one(key.as_str()), entries.len() as u32 - 1, hash);
+    }
+}
 
 impl JsonMap {
     /// The map without entries.
     pub const EMPTY: JsonMap = JsonMap { entries: Vec::new(), index: None };
+    /// Up to here, a search over all keys is faster than a hash.
+    pub const SEARCHED_KEYS: usize = 16;
 
     /// A map of entries with distinct keys.
     pub fn from_entries(entries: Vec<(Text, Json)>) -> JsonMap {
-        let index = (entries.len() > SEARCHED_KEYS)
-            .then(|| entries.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect());
-        JsonMap { entries, index }
+        if entries.len() <= Self::SEARCHED_KEYS {
+            return JsonMap { entries, index: None };
+        }
+        let mut map = JsonMap { entries: Vec::with_capacity(entries.len()), index: None };
+        entries.into_iter().for_each(|(key, value)| map.push(key, value));
+        map
     }
 
     /// Adds an entry; a key that is there already keeps its place and gets the new value.
     pub fn insert(&mut self, key: Text, value: Json) {
-        match self.place(key.as_str()) {
-            Some(at) => {
-                if let Some(entry) = self.entries.get_mut(at) {
-                    entry.1 = value;
-                }
-            }
-            None => {
-                let at = self.entries.len();
-                if let Some(index) = &mut self.index {
-                    index.insert(key.clone(), at);
-                    self.entries.push((key, value));
-                } else {
-                    self.entries.push((key, value));
-                    if self.entries.len() > SEARCHED_KEYS {
-                        let places = self.entries.iter().enumerate().map(|(at, (key, _))| (key.clone(), at));
-                        self.index = Some(places.collect());
-                    }
-                }
-            }
+        match self.place(key.as_str()).and_then(|at| self.entries.get_mut(at)) {
+            Some((_, old)) => *old = value,
+            None => self.push(key, value),
         }
+    }
+
+    /// Adds an entry whose key is new.
+    fn push(&mut self, key: Text, value: Json) {
+        self.entries.push((key, value));
+        match &mut self.index {
+            Some(index) => index.add_last(&self.entries),
+            None if self.entries.len() > Self::SEARCHED_KEYS => {
+                let mut index = Index::default();
+                for last in 1..=self.entries.len() {
+                    index.add_last(self.entries.get(..last).unwrap_or_default());
+                }
+                self.index = Some(Box::new(index));
+            }
+            None => {}
+        }
+    }
+
+    /// Gives back the memory that growing set aside.
+    pub fn shrink_to_fit(&mut self) {
+        self.entries.shrink_to_fit();
     }
 
     fn place(&self, key: &str) -> Option<usize> {
         match &self.index {
-            Some(index) => index.get(&Text::from(key)).copied(),
+            Some(index) => index.find(&self.entries, key),
             None => self.entries.iter().position(|(name, _)| name.as_str() == key),
         }
     }
