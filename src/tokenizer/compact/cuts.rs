@@ -3,6 +3,8 @@
 //! A table over pairs of ASCII characters, with one more row and column for all others; two others are never cut
 //! apart. `▁` counts as the space that it stands for.
 
+use super::memo::Memo;
+
 /// Rows and columns: ASCII, then everything else.
 pub const SIDE: usize = 129;
 /// The row of everything that is not ASCII.
@@ -40,23 +42,27 @@ impl<'a> Cuts<'a> {
     }
 
     /// Where the word ends that begins at `at`.
-    pub fn word(&self, text: &[u8], at: usize) -> usize {
-        let mut before = None;
-        let mut end = at;
-        while let Some(byte) = text.get(end) {
-            let (row, len) = match byte {
-                0..0x80 => (usize::from(*byte), 1),
-                0xe2 if text.get(end + 1) == Some(&0x96) && text.get(end + 2) == Some(&0x81) => (usize::from(b' '), 3),
-                0..0xe0 => (OTHER, 2),
-                0..0xf0 => (OTHER, 3),
-                _ => (OTHER, 4),
-            };
-            if before.is_some_and(|before| !self.joined(before, row)) {
-                return end;
+    pub fn word(&self, text: &[u8], at: usize, memo: &Memo) -> usize {
+        // What is found is the row before, plus one.
+        let (end, _) = memo.go_on(at, 0x900, |mut end, mut before| {
+            while let Some(byte) = text.get(end) {
+                let (row, len) = match byte {
+                    0..0x80 => (usize::from(*byte), 1),
+                    0xe2 if text.get(end + 1) == Some(&0x96) && text.get(end + 2) == Some(&0x81) => {
+                        (usize::from(b' '), 3)
+                    }
+                    0..0xe0 => (OTHER, 2),
+                    0..0xf0 => (OTHER, 3),
+                    _ => (OTHER, 4),
+                };
+                if before > 0 && !self.joined(before - 1, row) {
+                    break;
+                }
+                before = row + 1;
+                end += len;
             }
-            before = Some(row);
-            end += len;
-        }
+            (end, before)
+        });
         end.min(text.len())
     }
 }

@@ -18,7 +18,7 @@ pub const EMPTY: u64 = u64::MAX;
 /// Words of up to this many symbols take the short way.
 pub const SHORT: usize = 48;
 /// Words of more symbols than this are refused: the memory that merging takes is bounded.
-pub const LONGEST: usize = 4 << 20;
+pub const LONGEST: usize = 1 << 20;
 
 /// A view of the merges: (left, right) → rank in an open-addressed table, rank → id in an array.
 #[derive(Clone, Copy)]
@@ -206,10 +206,11 @@ impl LongWord {
                 return false;
             }
         }
-        let left = self.symbols.iter().skip(self.given);
-        out.extend(left.map(|symbol| symbol.id).filter(|id| *id != NONE));
-        self.given = self.symbols.len();
-        true
+        let most = steps.max(1).saturating_mul(8);
+        let part = self.symbols.iter().skip(self.given).take(most);
+        out.extend(part.map(|symbol| symbol.id).filter(|id| *id != NONE));
+        self.given = self.given.saturating_add(most).min(self.symbols.len());
+        self.given == self.symbols.len()
     }
 
     fn get(&self, at: u32) -> Option<Symbol> {

@@ -8,7 +8,7 @@
 //! | added tokens that are cut out first | [`super::added`] |
 //! | NFC, where the text needs it | [`nfc`] |
 //! | added tokens that are cut out after normalising | [`super::added`] |
-//! | words | [`scan`] (by split patterns), [`cuts`] (where there is none), over [`classes`] |
+//! | words | `common` (most of them), [`scan`] (by split patterns), [`cuts`] (where there is none), over [`classes`], [`memo`] |
 //! | words seen before | [`words`] |
 //! | merges | [`merge`], `stitch` for long words |
 //! | all of it, lazily and in steps | `run` |
@@ -18,6 +18,7 @@
 //! given out. Memory: the tables, 1.3 MiB of remembered words, and 8 bytes an id of the word under way.
 
 pub mod classes;
+mod common;
 #[cfg(not(target_family = "wasm"))]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::integer_division_remainder_used)]
 pub mod compile;
@@ -26,6 +27,7 @@ pub mod compile;
 pub mod corpus;
 pub mod cuts;
 mod ends;
+pub mod memo;
 pub mod merge;
 pub mod nfc;
 mod run;

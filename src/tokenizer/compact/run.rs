@@ -7,17 +7,22 @@
 use std::rc::Rc;
 
 use super::classes::{Classes, UNSTABLE};
+use super::memo::Memo;
 use super::nfc::Normalized;
-use super::scan::next_word;
+use super::scan::{Window, next_word};
 use super::stitch::{Progress, Stitch};
 use super::words::Words;
-use super::{Compact, View, Word};
+use super::{Compact, View, Word, common};
 use crate::blocks::TokenId;
 use crate::tokenizer::added::Found;
 use crate::tokenizer::{Boundary, Encoding, Step, TokenizeError};
 
-/// How far to look ahead at least.
+/// How far to look ahead at a time: least,
 const AHEAD: usize = 4096;
+/// and most, where a word is longer than what was seen.
+const FAR: usize = 64 << 10;
+/// A byte of common text costs as much as this many bytes that are only looked at.
+const LOOKS: usize = 8;
 /// Steps end early at boundaries that are this far apart.
 const REST: usize = 2048;
 /// A byte of a long word costs as much as this many bytes of common text.
@@ -38,6 +43,7 @@ pub struct Run {
     at: usize,
     searched: usize,
     second: Option<Found>,
+    memo: Memo,
     /// A long word, and where in the window it is.
     long: Option<(Stitch, usize, usize)>,
     passed: Option<Boundary>,
@@ -76,6 +82,7 @@ impl Run {
             at: bytes,
             searched: bytes,
             second: None,
+            memo: Memo::default(),
             long: None,
             passed: None,
             rested: bytes,
@@ -111,7 +118,7 @@ impl Run {
         let before = (self.scanned, self.searched, self.window());
         let (end, _) = self.window();
         if !self.segment_ends() {
-            let ahead = AHEAD.max(end.saturating_sub(self.at).saturating_mul(2));
+            let ahead = end.saturating_sub(self.at).saturating_mul(2).clamp(AHEAD, FAR);
             let from = self.scanned;
             let mut to = from.saturating_add(ahead).min(text.len());
             while !text.is_char_boundary(to) {
@@ -124,6 +131,7 @@ impl Run {
                 self.normalized = Some(Normalized::begin(&text, self.at, from));
                 self.searched = self.searched.saturating_sub(self.at);
                 self.at = 0;
+                self.memo.clear();
             }
         }
         let last = self.segment_ends();
@@ -132,6 +140,9 @@ impl Run {
             let moved = normalized.drop_read(self.at);
             self.at -= moved;
             self.searched = self.searched.saturating_sub(moved);
+            if moved > 0 {
+                self.memo.clear();
+            }
         }
         self.search_second(view);
         Ok(before != (self.scanned, self.searched, self.window()) || self.second.is_some())
@@ -224,16 +235,24 @@ impl Run {
             } else {
                 let before = out.len();
                 let window = self.normalized.as_ref().map_or(text.as_bytes(), |n| &n.buf);
-                let piece = window.get(..end).unwrap_or_default();
-                let stop = take_words(&compact, &view, &mut words, piece, &mut self.at, last, &mut budget, out);
+                let piece = Window {
+                    classes: view.classes,
+                    cuts: view.cuts,
+                    text: window.get(..end).unwrap_or_default(),
+                    last,
+                    memo: &self.memo,
+                };
+                let stop = take_words(&compact, &view, &mut words, piece, &mut self.at, &mut budget, out);
                 self.tokens += out.len() - before;
                 match stop {
                     Stop::Budget => return Ok(Step::More),
                     Stop::Long(from) => self.long = Some((Stitch::default(), from, self.at)),
                     Stop::End if self.at < end || !last => {
+                        let before = self.scanned;
                         if !self.grow(&view)? && self.piece() == (end, last) {
                             return Err(broken());
                         }
+                        budget = budget.saturating_sub(self.scanned.wrapping_sub(before) >> LOOKS.ilog2());
                     }
                     Stop::End => {}
                 }
@@ -255,27 +274,35 @@ fn unstable(text: &str, from: usize, to: usize, classes: Classes<'_>) -> bool {
 }
 
 /// Gives words of `piece` until it ends, the budget does, or a long word comes.
-#[allow(clippy::too_many_arguments)]
 fn take_words(
     compact: &Compact,
     view: &View<'_>,
     words: &mut Words,
-    piece: &[u8],
+    piece: Window<'_>,
     at: &mut usize,
-    last: bool,
     budget: &mut usize,
     out: &mut Vec<TokenId>,
 ) -> Stop {
     let scanner = compact.header.scanner;
-    while *at < piece.len() {
+    let text = piece.text;
+    while *at < text.len() {
         if *budget == 0 {
             return Stop::Budget;
         }
-        let Some(end) = next_word(scanner, view.classes, view.cuts, piece, *at, last) else { return Stop::End };
+        if let Some(bytes) = text.get(*at..).and_then(|rest| rest.first_chunk::<16>())
+            && let Some((key, len)) = common::word(scanner, bytes)
+            && words.get(key, out)
+        {
+            *at += len;
+            *budget = budget.saturating_sub(len);
+            continue;
+        }
+        let Some(end) = next_word(scanner, piece, *at) else { return Stop::End };
+        piece.memo.clear();
         // A scanner always advances; a damaged table must not stop it.
         let end = end.max(*at + 1);
         *budget = budget.saturating_sub(end - *at);
-        let word = compact.word(view, words, piece, *at, end, out);
+        let word = compact.word(view, words, text, *at, end, out);
         let begin = std::mem::replace(at, end);
         if let Word::Long = word {
             return Stop::Long(begin);

@@ -18,6 +18,8 @@ const WINDOW: usize = 256;
 const UNCERTAIN: usize = 48;
 /// Bytes of a run that are passed in one step.
 const REPEAT: usize = 256 << 10;
+/// Ids that are given out in one step.
+const GIVE: usize = 4096;
 /// Words of more bytes are refused.
 const MOST: usize = 64 << 20;
 
@@ -38,6 +40,8 @@ pub struct Stitch {
     /// Tokens kept so far and where each begins.
     ids: Vec<TokenId>,
     starts: Vec<u32>,
+    /// Kept tokens that are given out already, once the word is at its end.
+    given: usize,
     /// Where the next window begins, and its size.
     at: usize,
     window: usize,
@@ -78,8 +82,15 @@ impl Stitch {
                 return if finished { Progress::Done } else { Progress::More };
             }
             if self.at >= word.len() {
-                out.append(&mut self.ids);
-                return Progress::Done;
+                let more = self.ids.get(self.given..).unwrap_or_default();
+                let more = more.get(..GIVE).unwrap_or(more);
+                out.extend_from_slice(more);
+                self.given += more.len();
+                done += more.len();
+                if self.given == self.ids.len() {
+                    return Progress::Done;
+                }
+                continue;
             }
             let before = self.at;
             if !self.step(compact, view, word) {

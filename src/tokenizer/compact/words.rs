@@ -22,7 +22,28 @@ const LONG_ENTRIES: usize = 1 << 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u64, u64);
 
+/// The lowest n bytes.
+#[allow(clippy::indexing_slicing)] // while compiling
+const LOWEST: [u64; 16] = {
+    let mut table = [u64::MAX; 16];
+    let mut n = 0;
+    while n < 8 {
+        table[n] = (1 << (n * 8)) - 1;
+        n += 1;
+    }
+    table
+};
+
 impl Key {
+    /// The key of the first `len` bytes of sixteen; at most 15.
+    #[inline(always)]
+    pub fn of(low: u64, high: u64, len: usize) -> Key {
+        let lowest = |n: usize| LOWEST.get(n & 15).copied().unwrap_or(0);
+        let low = low & lowest(len);
+        let high = if len > 8 { high & lowest(len - 8) } else { 0 };
+        Key(low, high | (len as u64) << 56)
+    }
+
     /// The key of `text[at..end]`, if it is short enough.
     #[inline(always)]
     pub fn new(text: &[u8], at: usize, end: usize) -> Option<Key> {
@@ -32,16 +53,17 @@ impl Key {
         }
         let rest = text.get(at..)?;
         let raw = match rest.first_chunk::<16>() {
-            Some(raw) => u128::from_le_bytes(*raw) & ((1u128 << (len * 8)) - 1),
+            Some(raw) => *raw,
             None => {
                 let mut raw = [0; 16];
                 for (to, from) in raw.iter_mut().zip(rest.iter().take(len)) {
                     *to = *from;
                 }
-                u128::from_le_bytes(raw)
+                raw
             }
         };
-        Some(Key(raw as u64, (raw >> 64) as u64 | (len as u64) << 56))
+        let raw = u128::from_le_bytes(raw);
+        Some(Key::of(raw as u64, (raw >> 64) as u64, len))
     }
 
     #[inline(always)]
