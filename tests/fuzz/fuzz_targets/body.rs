@@ -97,10 +97,25 @@ fn check_parser(body: &[u8], parsed: &Result<Json, json::JsonError>) {
             // `-0` is an integer to Python, a float to serde_json.
             let signed_zero = body.windows(2).any(|two| two == b"-0");
             if let (Ok(reference), false, Ok(printed)) =
-                (reference, signed_zero, serde_json::from_str::<serde_json::Value>(&text)) {
-                assert_eq!(printed, *reference);
+                (reference, signed_zero, serde_json::from_str::<serde_json::Value>(&text))
+            {
+                assert!(same(&printed, reference), "{printed} from {reference}");
             }
         }
         (Err(_), Err(_)) => {}
+    }
+}
+
+/// Equal, but for the last digit of a float: serde_json rounds it wrongly now and then.
+fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
+    use serde_json::Value::*;
+    match (a, b) {
+        (Number(a), Number(b)) if a.is_f64() && b.is_f64() => {
+            let (a, b) = (a.as_f64().unwrap_or(0.0), b.as_f64().unwrap_or(1.0));
+            (a - b).abs() <= a.abs() * 1e-14 + f64::MIN_POSITIVE
+        }
+        (Array(a), Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Object(a), Object(b)) => a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| same(a, b))),
+        _ => a == b,
     }
 }
