@@ -13,7 +13,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::post;
 use kvroute::blocks::{BlockHash, Chain, namespace};
+use kvroute::bridge::cache::CacheConfig;
 use kvroute::bridge::config::ReplicaSpec;
+use kvroute::bridge::recording::{self, Line};
+use kvroute::bridge::stream::{Changes, Stream};
+use kvroute::bridge::trust::TrustMachine;
 use kvroute::bridge::{Bridge, BridgeConfig};
 use kvroute::feed::batch::Batch;
 use kvroute::feed::record::{LoadReport, Record, ReplicaInfo, Trust};
@@ -397,4 +401,44 @@ async fn a_checkpoint_knows_what_replays_no_longer_tell() {
     eventually("stale", || trust(&third_ingest, replica.http_addr()) == Some(Trust::Stale)).await;
     bridge.stop().await;
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recording_comes_to_the_same_state() {
+    let path = std::env::temp_dir().join(format!("kvroute-recording-test-{}", std::process::id()));
+    let replica = replica(64);
+    let (ingest, url) = ingest().await;
+    let bridge = Bridge::start(BridgeConfig { record: Some(path.clone()), ..config(&url, &[&replica]) }).await.unwrap();
+    for n in 0..10 {
+        ask(&replica, &prompt(n)).await;
+    }
+    replica.drop_events(3, false);
+    for n in 10..20 {
+        ask(&replica, &prompt(n)).await;
+    }
+    replica.restart();
+    ask(&replica, &prompt(31)).await;
+    in_step(&ingest, &replica, 31..32).await;
+    let held = ingest.lock().unwrap().held.values().next().cloned().unwrap();
+    let messages = bridge.registry().states()[0].messages;
+    bridge.stop().await;
+    let replayed = || {
+        let cache = CacheConfig { hash_seed: SEED.into(), model: "m".into(), ..CacheConfig::default() };
+        let mut stream = Stream::new(FeedReplicaId(0), cache, TrustMachine::new(true, 0));
+        let text = std::fs::read_to_string(&path).unwrap();
+        // The last line may still be on its way.
+        for line in recording::read(text.as_bytes()).map_while(Result::ok) {
+            match line {
+                Line::Input { t, input, .. } => {
+                    input.with(|input| stream.take(input, t, &mut Changes::default())).unwrap();
+                }
+                Line::Lost { .. } => panic!("the disk was too slow"),
+                Line::Recording { .. } | Line::Replica { .. } => {}
+            }
+        }
+        (stream.counts.messages, stream.cache().blocks().map(|(hash, _)| hash).collect::<BTreeSet<_>>())
+    };
+    eventually("all of it is on the disk", || replayed().0 == messages).await;
+    assert_eq!(replayed().1, held);
+    std::fs::remove_file(path).unwrap();
 }

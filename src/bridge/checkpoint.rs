@@ -52,6 +52,7 @@ impl Saved {
             match Cache::load(config, replica.id, &mut reader, &mut changes.records) {
                 Ok(cache) => {
                     stream.restore(cursor, cache, self.missing);
+                    stream.start_time = self.start_time;
                     None
                 }
                 Err(error) => {
@@ -62,7 +63,6 @@ impl Saved {
         });
         match done {
             None => {
-                replica.set_start_time(self.start_time);
                 tracing::info!("replica {}: goes on from message {}", self.name, self.last);
             }
             Some(error) => tracing::warn!("replica {}: checkpoint not used: {error}", self.name),
@@ -79,14 +79,13 @@ pub fn encode(replicas: &[Arc<Replica>], hash_seed: &str) -> Vec<u8> {
     out.u32(0);
     let mut count = 0u32;
     for replica in replicas {
-        let start_time = replica.start_time();
         let saved = replica.with(|stream, _| {
             let (last, digest) = stream.cursor().last()?;
             let mut cache = Writer::default();
             stream.cache().save(&mut cache);
-            Some((last, digest, stream.trust.save(), cache.0))
+            Some((last, digest, stream.trust.save(), stream.start_time, cache.0))
         });
-        let Some((last, digest, missing, cache)) = saved else { continue };
+        let Some((last, digest, missing, start_time, cache)) = saved else { continue };
         out.str(&replica.spec.name);
         out.str(&replica.spec.address());
         out.str(&replica.spec.model);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::zmtp::Endpoint;
 
@@ -16,7 +16,7 @@ pub struct FileConfig {
 }
 
 /// One engine.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaSpec {
     /// Its name in states and logs.
@@ -31,7 +31,8 @@ pub struct ReplicaSpec {
     /// Tokens per block; taken from its events when left out.
     #[serde(default, rename = "block-size", alias = "block_size")]
     pub block_size: Option<u32>,
-    /// Where it publishes KV events: connect there.
+    /// Where it publishes KV events: connect there. Left out together with `kv_bind`, the engine is asked
+    /// (`GET /kv_event_sources`).
     #[serde(default)]
     pub kv: Option<String>,
     /// Or: listen here, it connects (vLLM does when its endpoint has no `*`).

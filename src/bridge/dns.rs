@@ -8,28 +8,29 @@ use std::net::IpAddr;
 
 use super::config::ReplicaSpec;
 
-/// A replica's settings with a name in the place of its address.
+/// A replica's settings with a name in the place of its address: a DNS name, or a Kubernetes service
+/// ([`super::kubernetes`]).
 #[derive(Clone, Debug, PartialEq)]
-pub struct DnsReplicas {
+pub struct NamedReplicas {
     /// As [`ReplicaSpec::parse`] reads it, but for the host.
     text: String,
     host: String,
     port: u16,
 }
 
-impl DnsReplicas {
+impl NamedReplicas {
     /// Reads `http=http://NAME:8000,model=m,kv=tcp://NAME:5557,…`: the keys of a replica without `name` and
-    /// `address`, which are made of what NAME resolves to.
-    pub fn parse(text: &str) -> Result<DnsReplicas, String> {
+    /// `address`, which are made of the addresses behind NAME.
+    pub fn parse(text: &str) -> Result<NamedReplicas, String> {
         if text.split(',').any(|part| part.starts_with("name=") || part.starts_with("address=")) {
-            return Err("leave out name and address: they come from DNS".into());
+            return Err("leave out name and address: they come from what the name stands for".into());
         }
         let http = text.split(',').find_map(|part| part.strip_prefix("http=http://"));
         let (host, port) = http
             .and_then(|http| http.trim_end_matches('/').rsplit_once(':'))
             .and_then(|(host, port)| Some((host.to_owned(), port.parse::<u16>().ok()?)))
             .ok_or("http: write http://NAME:PORT")?;
-        let replicas = DnsReplicas { text: text.to_owned(), host, port };
+        let replicas = NamedReplicas { text: text.to_owned(), host, port };
         // The rest is right or wrong whatever the address will be.
         replicas.at(IpAddr::from([127, 0, 0, 1]))?;
         Ok(replicas)
@@ -70,7 +71,7 @@ mod tests {
     fn every_address_becomes_a_replica() {
         let text = "http=http://replica:8000,model=m,block-size=16,kv=tcp://replica:5557,replay=tcp://replica:5558";
         let addresses: BTreeSet<IpAddr> = ["10.0.0.2", "10.0.0.1"].map(|ip| ip.parse().unwrap()).into();
-        let specs = DnsReplicas::parse(text).unwrap().at_all(&addresses);
+        let specs = NamedReplicas::parse(text).unwrap().at_all(&addresses);
         let expected = ["10.0.0.1", "10.0.0.2"].map(|ip| {
             let at = text.replace("replica:", &format!("{ip}:"));
             ReplicaSpec::parse(&format!("name={ip}:8000,{at}")).unwrap()
@@ -87,14 +88,14 @@ mod tests {
             ("name=a,http=http://replica:8000,model=m", "leave out name"),
             ("http=http://replica:8000,model=m,kv=5557", "tcp://"),
         ] {
-            let error = DnsReplicas::parse(text).unwrap_err();
+            let error = NamedReplicas::parse(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
     }
 
     #[tokio::test]
     async fn localhost_has_one_address() {
-        let replicas = DnsReplicas::parse("http=http://localhost:8000,model=m").unwrap();
+        let replicas = NamedReplicas::parse("http=http://localhost:8000,model=m").unwrap();
         assert_eq!(replicas.resolve().await.unwrap(), BTreeSet::from([IpAddr::from([127, 0, 0, 1])]));
     }
 }

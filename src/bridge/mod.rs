@@ -14,15 +14,18 @@
 //! | [`trust`] | how far that can be trusted |
 //! | [`stream`] | the four together, without sockets |
 //! | [`source`] | the sockets of one stream |
+//! | [`ask`] | where an engine publishes, by its own word |
 //! | [`scrape`] | load from metrics |
 //! | [`replica`], [`registry`] | one replica at run time; all of them |
-//! | [`discovery`], [`dns`] | which replicas there are |
+//! | [`discovery`], [`dns`], [`kubernetes`] | which replicas there are |
 //! | [`hub`], [`shards`] | the sequence of batches; the state for snapshots |
 //! | [`push`], [`serve`] | the way out |
 //! | [`checkpoint`] | the caches on disk |
+//! | [`recording`] | what the engines said, in a file and back |
 //!
 //! Nothing that arrives on a socket is trusted: it is bounded, checked, and what cannot be used is counted.
 
+pub mod ask;
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
@@ -30,7 +33,9 @@ pub mod cursor;
 pub mod discovery;
 pub mod dns;
 pub mod hub;
+pub mod kubernetes;
 pub mod push;
+pub mod recording;
 pub mod registry;
 pub mod replica;
 pub mod scrape;
@@ -51,7 +56,7 @@ use tokio::net::TcpListener;
 
 use config::ReplicaSpec;
 use discovery::Discovery;
-use dns::DnsReplicas;
+use dns::NamedReplicas;
 use hub::Hub;
 use push::Envoy;
 use registry::Registry;
@@ -72,7 +77,11 @@ pub struct BridgeConfig {
     /// YAML file with replicas, watched.
     pub file: Option<PathBuf>,
     /// Replicas behind DNS names, watched.
-    pub dns: Vec<DnsReplicas>,
+    pub dns: Vec<NamedReplicas>,
+    /// Replicas behind Kubernetes services, watched; `NAME` or `NAME.NAMESPACE` stands for the host.
+    pub kubernetes: Vec<NamedReplicas>,
+    /// The API of Kubernetes, where it is not that of the cluster that this runs in.
+    pub kubernetes_api: Option<String>,
     /// Where the caches are kept over a restart.
     pub checkpoint: Option<PathBuf>,
     /// How often they are written.
@@ -81,6 +90,10 @@ pub struct BridgeConfig {
     pub scrape_every: Duration,
     /// Blocks tracked per replica at most.
     pub max_blocks: usize,
+    /// Where to note what the engines say ([`recording`]).
+    pub record: Option<PathBuf>,
+    /// Bytes of that file at most.
+    pub max_record_bytes: u64,
     /// Bytes of sealed batches kept for Envoys that are behind.
     pub max_ring_bytes: usize,
 }
@@ -95,10 +108,14 @@ impl Default for BridgeConfig {
             replicas: Vec::new(),
             file: None,
             dns: Vec::new(),
+            kubernetes: Vec::new(),
+            kubernetes_api: None,
             checkpoint: None,
             checkpoint_every: Duration::from_secs(5),
             scrape_every: Duration::from_millis(200),
             max_blocks: 8 << 20,
+            record: None,
+            max_record_bytes: 1 << 30,
             max_ring_bytes: 64 << 20,
         }
     }
@@ -116,7 +133,7 @@ pub struct Bridge {
 impl Bridge {
     /// Starts one; errors are those of the configuration.
     pub async fn start(config: BridgeConfig) -> Result<Bridge, String> {
-        let mut discovery = Discovery::new(&config);
+        let mut discovery = Discovery::new(&config)?;
         let wanted = discovery.replicas().await?;
         let client = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(2))
@@ -128,7 +145,7 @@ impl Bridge {
             TcpListener::bind(config.listen).await.map_err(|e| format!("cannot listen on {}: {e}", config.listen))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
         let hub = Hub::new(config.max_ring_bytes);
-        let registry = Registry::new(&config, hub.clone(), client.clone());
+        let registry = Registry::new(&config, hub.clone(), client.clone())?;
         let mut saved = config.checkpoint.as_deref().map(checkpoint::read).unwrap_or_default();
         registry.reconcile(&wanted, &mut saved);
         let envoys: Vec<_> = config.envoys.iter().map(|url| Envoy::new(url, &config.secret)).collect();

@@ -1,6 +1,7 @@
 //! The replicas that are followed, and the tasks that follow them.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,10 +11,11 @@ use super::cache::CacheConfig;
 use super::checkpoint::Saved;
 use super::config::ReplicaSpec;
 use super::hub::Hub;
+use super::recording::Recorder;
 use super::replica::{Replica, State};
 use super::source::{self, Source};
 use super::zmtp::Endpoint;
-use super::{BridgeConfig, scrape};
+use super::{BridgeConfig, ask, scrape};
 
 struct Followed {
     spec: ReplicaSpec,
@@ -28,20 +30,24 @@ pub struct Registry {
     max_blocks: usize,
     scrape_every: Duration,
     client: reqwest::Client,
+    recorder: Option<Arc<Recorder>>,
     followed: Mutex<BTreeMap<String, Followed>>,
 }
 
 impl Registry {
-    /// Nobody is followed yet.
-    pub fn new(config: &BridgeConfig, hub: Arc<Hub>, client: reqwest::Client) -> Arc<Registry> {
-        Arc::new(Registry {
+    /// Nobody is followed yet. An error: the recording cannot be written.
+    pub fn new(config: &BridgeConfig, hub: Arc<Hub>, client: reqwest::Client) -> Result<Arc<Registry>, String> {
+        let recorder =
+            |path: &PathBuf| Recorder::create(path, config.max_record_bytes, &config.hash_seed).map(Arc::new);
+        Ok(Arc::new(Registry {
             hub,
             hash_seed: config.hash_seed.clone(),
             max_blocks: config.max_blocks,
             scrape_every: config.scrape_every,
             client,
+            recorder: config.record.as_ref().map(recorder).transpose()?,
             followed: Mutex::default(),
-        })
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Followed>> {
@@ -80,7 +86,7 @@ impl Registry {
                 max_blocks: self.max_blocks,
                 ..CacheConfig::default()
             };
-            let replica = Replica::new(spec.clone(), rank, cache.clone(), self.hub.clone());
+            let replica = Replica::new(spec.clone(), rank, cache.clone(), self.hub.clone(), self.recorder.clone());
             if let Some(at) = saved.iter().position(|s| s.is_of(spec, rank)) {
                 saved.swap_remove(at).restore(&replica, cache);
             }
@@ -90,6 +96,8 @@ impl Registry {
             if let Some(events) = endpoint(&spec.kv).or_else(|| endpoint(&spec.kv_bind)) {
                 let source = Source { events, bind, topic: spec.topic.clone(), replay: endpoint(&spec.replay) };
                 tasks.push(tokio::spawn(source::run(source, replica.clone())));
+            } else {
+                tasks.push(tokio::spawn(ask::run(self.client.clone(), replica.clone())));
             }
             ranks.push(replica);
         }

@@ -8,8 +8,9 @@ use serde::Serialize;
 use super::cache::CacheConfig;
 use super::config::ReplicaSpec;
 use super::hub::Hub;
+use super::recording::{Recorder, Tape};
 use super::scrape::Reading;
-use super::stream::{Changes, Stream};
+use super::stream::{Changes, Input, Step, Stream};
 use super::trust::TrustMachine;
 use crate::feed::FeedReplicaId;
 use crate::feed::record::{LoadReport, ReplicaInfo, Trust};
@@ -31,8 +32,11 @@ struct Inner {
     stream: Stream,
     closed: bool,
     shown: Option<(Trust, &'static str)>,
+    /// Since when, and how often it changed.
+    shown_since: Instant,
+    changes: u64,
     reading: Option<(Reading, Instant)>,
-    start_time: Option<f64>,
+    tape: Option<(Arc<Recorder>, Tape)>,
 }
 
 /// A replica's state as people read it.
@@ -48,6 +52,8 @@ pub struct State {
     pub capacity_blocks: u64,
     pub trust: &'static str,
     pub reason: &'static str,
+    pub trust_age_ms: u64,
+    pub trust_changes: u64,
     pub seq: Option<u64>,
     pub last_event_age_ms: Option<u64>,
     pub blocks: std::collections::BTreeMap<&'static str, u64>,
@@ -69,11 +75,22 @@ pub struct State {
 
 impl Replica {
     /// A new one, told to the hub at once.
-    pub fn new(spec: ReplicaSpec, rank: u32, cache: CacheConfig, hub: Arc<Hub>) -> Arc<Replica> {
+    pub fn new(
+        spec: ReplicaSpec,
+        rank: u32,
+        cache: CacheConfig,
+        hub: Arc<Hub>,
+        recorder: Option<Arc<Recorder>>,
+    ) -> Arc<Replica> {
         let id = hub.reserve();
         let trust = TrustMachine::new(spec.kv.is_some() || spec.kv_bind.is_some(), 0);
         let stream = Stream::new(id, cache, trust);
-        let inner = Inner { stream, closed: false, shown: None, reading: None, start_time: None };
+        let tape = recorder.map(|recorder| {
+            let tape = recorder.stream(&spec, rank);
+            (recorder, tape)
+        });
+        let inner =
+            Inner { stream, closed: false, shown: None, shown_since: Instant::now(), changes: 0, reading: None, tape };
         let replica = Replica { spec, rank, id, hub, born: Instant::now(), inner: Mutex::new(inner) };
         replica.with(|_, _| ());
         Arc::new(replica)
@@ -105,7 +122,8 @@ impl Replica {
     fn show(&self, inner: &mut Inner) {
         let (trust, reason) = inner.stream.state(self.now());
         if inner.shown != Some((trust, reason)) {
-            inner.shown = Some((trust, reason));
+            inner.changes += u64::from(inner.shown.is_some());
+            (inner.shown, inner.shown_since) = (Some((trust, reason)), Instant::now());
             let (name, rank) = (&self.spec.name, self.rank);
             match reason {
                 "never_published" | "silent" => tracing::warn!(
@@ -133,48 +151,40 @@ impl Replica {
         });
     }
 
+    /// Hands an input to the stream, then tells the hub what changed.
+    pub fn take(&self, input: Input<'_>) -> Step {
+        let now = self.now();
+        let mut inner = self.lock();
+        if inner.closed {
+            return Step::default();
+        }
+        if let Some((recorder, tape)) = &mut inner.tape {
+            recorder.note(tape, &input);
+        }
+        let mut changes = Changes::default();
+        let step = inner.stream.take(input, now, &mut changes);
+        self.hub.publish(changes.records, &changes.wiped);
+        self.show(&mut inner);
+        step
+    }
+
     /// A reading of its metrics.
     pub fn reading(&self, reading: Reading) {
-        let now = self.now();
         let load = LoadReport {
             running: reading.running,
             waiting: reading.waiting,
             kv_usage_ppm: (reading.kv_usage.clamp(0.0, 1.0) * 1e6) as u32,
             age_ms: 0,
         };
-        let mut restarted = None;
         {
             let mut inner = self.lock();
             if inner.closed {
                 return;
             }
-            if let Some(start) = reading.start_time {
-                let changed = inner.start_time.replace(start).is_some_and(|before| (before - start).abs() > 1.0);
-                restarted = changed.then_some(start);
-            }
             inner.reading = Some((reading.clone(), Instant::now()));
         }
-        self.with(|stream, changes| {
-            if let Some(start) = restarted {
-                stream.process_restarted(start, changes);
-            }
-            if let Some(capacity) = reading.capacity_blocks {
-                stream.capacity = capacity;
-            }
-            let block_size = stream.cache().block_size().or(reading.block_size).unwrap_or(16);
-            stream.trust.traffic(reading.traffic(), block_size, now);
-        });
+        self.take(Input::Reading(&reading));
         self.hub.load(self.id, load);
-    }
-
-    /// The engine's start time as its metrics told it last.
-    pub fn start_time(&self) -> Option<f64> {
-        self.lock().start_time
-    }
-
-    /// The start time that a checkpoint noted.
-    pub fn set_start_time(&self, start: Option<f64>) {
-        self.lock().start_time = start;
     }
 
     /// The replica leaves with its blocks. What its tasks still do has no effect.
@@ -203,6 +213,8 @@ impl Replica {
             capacity_blocks: stream.capacity,
             trust: trust.label(),
             reason,
+            trust_age_ms: inner.shown_since.elapsed().as_millis() as u64,
+            trust_changes: inner.changes,
             seq: stream.cursor().next().and_then(|n| n.checked_sub(1)),
             last_event_age_ms: (stream.last_ts > 0.0).then(|| ((wall - stream.last_ts).max(0.0) * 1e3) as u64),
             blocks: [("gpu", gpu), ("cpu", cpu), ("disk", disk)].into(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::replica::Replica;
@@ -15,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_PAGE_BYTES: usize = 4 << 20;
 
 /// One data-parallel rank's numbers.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
     /// Requests in the batch.
     pub running: u32,
@@ -206,8 +207,13 @@ pub fn exposition(states: &[super::replica::State]) -> String {
             ("kvroute_bridge_gaps_lost_total", s.gaps_lost),
             ("kvroute_bridge_restarts_total", s.restarts),
             ("kvroute_bridge_replays_total", s.replays),
+            ("kvroute_bridge_trust_changes_total", s.trust_changes),
         ] {
             add(family, "counter", who.clone(), n as f64);
+        }
+        add("kvroute_bridge_trust_age_seconds", "gauge", who.clone(), s.trust_age_ms as f64 / 1e3);
+        if let Some(age) = s.last_event_age_ms {
+            add("kvroute_bridge_event_age_seconds", "gauge", who.clone(), age as f64 / 1e3);
         }
         add("kvroute_bridge_unconfirmed_blocks", "gauge", who.clone(), s.unconfirmed_blocks as f64);
         if let Some(seq) = s.seq {

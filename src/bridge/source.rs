@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::replica::Replica;
-use super::stream::Step;
+use super::stream::{Input, Step};
 use super::zmtp::{self, Connection, Endpoint, Role};
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
@@ -94,8 +94,7 @@ impl Follower {
                 tokio::select! {
                     _ = self.follow(connection) => {}
                     newer = zmtp::accept(&listener, Role::Sub) => {
-                        let now = self.replica.now();
-                        self.replica.with(|s, _| s.trust.disconnected(now));
+                        self.replica.take(Input::Disconnected);
                         next = Some(newer);
                     }
                 }
@@ -107,10 +106,8 @@ impl Follower {
         if let Err(error) = connection.subscribe(&self.source.topic).await {
             return error;
         }
-        let from = self.replica.with(|stream, _| {
-            stream.trust.connected();
-            stream.replay_from()
-        });
+        self.replica.take(Input::Connected);
+        let from = self.replica.with(|stream, _| stream.replay_from());
         self.replay(from).await;
         let end = loop {
             match connection.receive().await {
@@ -118,21 +115,21 @@ impl Follower {
                 Err(error) => break error,
             }
         };
-        let now = self.replica.now();
-        self.replica.with(|stream, _| stream.trust.disconnected(now));
+        self.replica.take(Input::Disconnected);
         end
     }
 
     async fn message(&mut self, message: &[Bytes]) {
         let Some((seq, payload)) = parts(message) else {
-            return self.replica.with(|stream, _| stream.bad_message());
+            self.replica.take(Input::BadMessage);
+            return;
         };
         let replayable =
             self.source.replay.is_some() && self.replay_failed.is_none_or(|at| at.elapsed() > REPLAY_PAUSE);
-        let step = self.replica.with(|stream, changes| stream.live(seq, payload, replayable, changes));
+        let step = self.replica.take(Input::Live { seq, payload, replayable });
         if let Step::Replay(from) = step {
             self.replay(from).await;
-            self.replica.with(|stream, changes| stream.live(seq, payload, false, changes));
+            self.replica.take(Input::Live { seq, payload, replayable: false });
         }
     }
 
@@ -142,7 +139,7 @@ impl Follower {
         let mut from = Some(from);
         for _ in 0..3 {
             let Some(start) = from.take() else { break };
-            self.replica.with(|stream, _| stream.replay_begins());
+            self.replica.take(Input::ReplayBegins);
             let (mut again, complete) = match timeout(REPLAY_TOTAL, self.replay_once(&endpoint, start)).await {
                 Ok(Ok(again)) => (again, true),
                 Ok(Err(error)) => {
@@ -153,7 +150,7 @@ impl Follower {
             };
             self.replay_failed = (!complete).then(Instant::now);
             if again.is_none()
-                && let Step::Replay(start) = self.replica.with(|s, changes| s.replay_ends(complete, changes))
+                && let Step::Replay(start) = self.replica.take(Input::ReplayEnds { complete })
             {
                 again = Some(start);
             }
@@ -171,12 +168,14 @@ impl Follower {
             match parts(&message) {
                 Some((u64::MAX, _)) => return Ok(None),
                 Some((seq, payload)) => {
-                    let step = self.replica.with(|stream, changes| stream.replayed(seq, payload, changes));
+                    let step = self.replica.take(Input::Replayed { seq, payload });
                     if let Step::Replay(start) = step {
                         return Ok(Some(start));
                     }
                 }
-                None => self.replica.with(|stream, _| stream.bad_message()),
+                None => {
+                    self.replica.take(Input::BadMessage);
+                }
             }
         }
     }

@@ -6,6 +6,7 @@
 
 use super::cache::{Cache, CacheConfig};
 use super::cursor::{Cursor, Seen};
+use super::scrape::Reading;
 use super::trust::{CacheFacts, TrustMachine};
 use super::wire::{self, Event, Skip};
 use crate::blocks::BlockHash;
@@ -20,6 +21,44 @@ pub enum Step {
     Done,
     /// Ask for all messages from this number on, then hand in the one at hand again.
     Replay(u64),
+}
+
+/// All that can happen to a stream. The same inputs come to the same state.
+#[derive(Clone, Debug)]
+pub enum Input<'a> {
+    /// The engine says where it publishes; the configuration did not.
+    Announced,
+    /// The connection came up.
+    Connected,
+    /// It ended.
+    Disconnected,
+    /// Something came that is no message.
+    BadMessage,
+    /// A message from the live socket.
+    Live {
+        /// Its number.
+        seq: u64,
+        /// Its payload.
+        payload: &'a [u8],
+        /// A replay can be asked for, and was not just now.
+        replayable: bool,
+    },
+    /// A replay was asked for.
+    ReplayBegins,
+    /// A message of it.
+    Replayed {
+        /// Its number.
+        seq: u64,
+        /// Its payload.
+        payload: &'a [u8],
+    },
+    /// It is over.
+    ReplayEnds {
+        /// Its end mark came.
+        complete: bool,
+    },
+    /// A reading of the engine's metrics.
+    Reading(&'a Reading),
 }
 
 /// Counts for metrics.
@@ -68,6 +107,8 @@ pub struct Stream {
     first_ts: f64,
     /// Blocks that the engine's cache can hold, if known.
     pub capacity: u64,
+    /// Start of the engine's process, as its metrics told it last, seconds since 1970.
+    pub start_time: Option<f64>,
 }
 
 impl Stream {
@@ -83,7 +124,37 @@ impl Stream {
             proof: None,
             first_ts: 0.0,
             capacity: 0,
+            start_time: None,
         }
+    }
+
+    /// Takes an input. `now`: milliseconds of any clock.
+    pub fn take(&mut self, input: Input<'_>, now: u64, changes: &mut Changes) -> Step {
+        match input {
+            Input::Announced => self.trust.announced(now),
+            Input::Connected => self.trust.connected(),
+            Input::Disconnected => self.trust.disconnected(now),
+            Input::BadMessage => self.bad_message(),
+            Input::Live { seq, payload, replayable } => return self.live(seq, payload, replayable, changes),
+            Input::ReplayBegins => self.replay_begins(),
+            Input::Replayed { seq, payload } => return self.replayed(seq, payload, changes),
+            Input::ReplayEnds { complete } => return self.replay_ends(complete, changes),
+            Input::Reading(reading) => self.reading(reading, now, changes),
+        }
+        Step::Done
+    }
+
+    fn reading(&mut self, reading: &Reading, now: u64, changes: &mut Changes) {
+        if let Some(start) = reading.start_time
+            && self.start_time.replace(start).is_some_and(|before| (before - start).abs() > 1.0)
+        {
+            self.process_restarted(start, changes);
+        }
+        if let Some(capacity) = reading.capacity_blocks {
+            self.capacity = capacity;
+        }
+        let block_size = self.cache.block_size().or(reading.block_size).unwrap_or(16);
+        self.trust.traffic(reading.traffic(), block_size, now);
     }
 
     /// Goes on from a checkpoint.

@@ -90,6 +90,13 @@ impl TrustMachine {
         }
     }
 
+    /// There is an endpoint after all: the engine named it.
+    pub fn announced(&mut self, now: u64) {
+        if !self.has_endpoint {
+            (self.has_endpoint, self.started) = (true, now);
+        }
+    }
+
     /// The connection came up.
     pub fn connected(&mut self) {
         (self.connected, self.ever_connected) = (true, true);
@@ -247,6 +254,14 @@ mod tests {
         t.complete();
         assert_eq!(t.trust(facts(), 0).0, Trust::Exact);
         assert_eq!(t.trust(CacheFacts { refused: true, ..facts() }, 0).1, "block_size_mismatch");
+    }
+
+    #[test]
+    fn an_endpoint_that_the_engine_names_counts() {
+        let mut t = TrustMachine::new(false, 0);
+        assert_eq!(t.trust(facts(), 50_000), (Trust::NoEvents, "no_endpoint"));
+        t.announced(50_000);
+        assert_eq!(t.trust(facts(), 50_000), (Trust::CatchingUp, "starting"));
     }
 
     #[test]

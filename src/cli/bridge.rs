@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 
 use crate::bridge::config::ReplicaSpec;
-use crate::bridge::dns::DnsReplicas;
+use crate::bridge::dns::NamedReplicas;
 use crate::bridge::{Bridge, BridgeConfig};
 
 const EXAMPLES: &str = r#"Examples:
@@ -33,8 +33,16 @@ pub struct Args {
     replicas: Vec<ReplicaSpec>,
     /// Replicas behind a DNS name, each address one: http=http://NAME:8000,model=ID,kv=tcp://NAME:5557,… with the
     /// keys of --replica but name and address; asked again every second, once for each name
-    #[arg(long = "replica-dns", value_name = "K=V,...", value_parser = DnsReplicas::parse)]
-    dns: Vec<DnsReplicas>,
+    #[arg(long = "replica-dns", value_name = "K=V,...", value_parser = NamedReplicas::parse)]
+    dns: Vec<NamedReplicas>,
+    /// Replicas behind a Kubernetes service, followed through its EndpointSlices: http=http://NAME.NAMESPACE:8000,
+    /// model=ID,kv=tcp://NAME.NAMESPACE:5557,… with the keys of --replica but name and address; once for each
+    /// service. The service account must be allowed to list and watch them (envoy/kubernetes-rbac.yaml)
+    #[arg(long = "replica-kubernetes", value_name = "K=V,...", value_parser = NamedReplicas::parse)]
+    kubernetes: Vec<NamedReplicas>,
+    /// Kubernetes' API where this does not run in the cluster (kubectl proxy)
+    #[arg(long, value_name = "URL")]
+    kubernetes_api: Option<String>,
     /// YAML file with `replicas:`, watched for changes
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -61,6 +69,12 @@ pub struct Args {
     /// the rest
     #[arg(long, value_name = "FILE")]
     exit_when_changed: Option<PathBuf>,
+    /// Note what the engines say in this file, for `kvroute replay`. It will contain the token ids of every prompt
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// The recording ends at this size
+    #[arg(long, value_name = "MB", default_value_t = 1024)]
+    record_mb: u64,
     /// Blocks tracked per replica at most
     #[arg(long, value_name = "N", default_value_t = 8 << 20)]
     max_blocks: usize,
@@ -101,8 +115,9 @@ impl Args {
             (None, None) => bail!("set --secret-file, --secret or KVROUTE_SECRET"),
         };
         ensure!(!secret.is_empty(), "the secret is empty");
-        let some = !self.replicas.is_empty() || !self.dns.is_empty() || self.config.is_some();
-        ensure!(some, "no replicas: give --replica, --replica-dns or --config");
+        let named = !self.dns.is_empty() || !self.kubernetes.is_empty();
+        let some = !self.replicas.is_empty() || named || self.config.is_some();
+        ensure!(some, "no replicas: give --replica, --replica-dns, --replica-kubernetes or --config");
         for url in &self.envoys {
             let is_url = url.starts_with("http://") || url.starts_with("https://");
             ensure!(is_url, "--envoy {url}: write http://HOST:PORT");
@@ -115,9 +130,13 @@ impl Args {
             replicas: self.replicas,
             file: self.config,
             dns: self.dns,
+            kubernetes: self.kubernetes,
+            kubernetes_api: self.kubernetes_api,
             checkpoint: self.checkpoint,
             scrape_every: Duration::from_millis(self.scrape_ms),
             max_blocks: self.max_blocks,
+            record: self.record,
+            max_record_bytes: self.record_mb.saturating_mul(1 << 20),
             ..BridgeConfig::default()
         })
     }

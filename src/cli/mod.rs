@@ -11,6 +11,7 @@ mod load;
 mod mock_replica;
 mod models;
 mod pack;
+mod replay;
 mod state;
 mod table;
 
@@ -36,6 +37,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Inspect(inspect::InspectArgs),
     Load(load::Args),
+    Replay(replay::ReplayArgs),
     State(state::StateArgs),
     MockReplica(mock_replica::Args),
 }
@@ -51,6 +53,7 @@ pub fn main() -> ExitCode {
         Command::Conform(args) => conform::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Explain(args) => explain::run(args),
+        Command::Replay(args) => replay::run(args),
         Command::State(args) => state::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Load(args) => load::run(args),

@@ -40,6 +40,9 @@ pub fn run(args: StateArgs) -> Result<ExitCode> {
         let notes = trust_notes(replicas.iter().map(|r| r.trust.as_str()));
         out.push_str(&format!("\n{LEGEND}{REPORT_AGE}{notes}"));
     }
+    if let Some(line) = total(&workers) {
+        out.push_str(&format!("\n{line}\n"));
+    }
     show(&out)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -79,6 +82,15 @@ fn text(worker: &WorkerState, paint: Paint) -> String {
         out.push_str("+ holds more: the index is full, and blocks were given up (limits.index_bytes)\n");
     }
     out
+}
+
+/// What the indexes of all workers take, and may take: each has its own.
+fn total(workers: &[WorkerState]) -> Option<String> {
+    let sum = |of: fn(&WorkerState) -> u64| workers.iter().map(of).sum::<u64>();
+    let (blocks, now, most) = (sum(|w| w.index.blocks), sum(|w| w.index.bytes), sum(|w| w.index.max_bytes));
+    let each = now.checked_div(blocks).map_or(String::new(), |each| format!(", {each} B a block"));
+    let count = workers.len();
+    (count > 1).then(|| format!("indexes of {count} workers: {}{each}, at most {}", bytes(now), bytes(most)))
 }
 
 /// Which worker, and of how many.
@@ -196,6 +208,15 @@ mod tests {
         assert!(quiet.starts_with("synced, SILENT for 12 s") && quiet.contains(", 3 waiting;"), "{quiet}");
         let syncing = feed(&FeedState { sync: "syncing".into(), progress: 0.424, ..good });
         assert!(syncing.starts_with("syncing, 42 % of the snapshot, heard of 7 ms ago"), "{syncing}");
+    }
+
+    #[test]
+    fn the_indexes_of_all_workers_are_summed() {
+        let index = |blocks, bytes| crate::look::IndexState { blocks, bytes, max_bytes: 1_000_000 };
+        let workers = [(0, 0), (1000, 36_000)].map(|(b, n)| WorkerState { index: index(b, n), ..Default::default() });
+        let line = total(&workers).unwrap();
+        assert_eq!(line, "indexes of 2 workers: 36.0 kB, 36 B a block, at most 2.0 MB");
+        assert_eq!(total(&workers[..1]), None);
     }
 
     #[test]

@@ -490,7 +490,9 @@ impl Router {
         host.count(Counter::PromptTokens, tokens as u64);
         host.count(Counter::MatchedTokens, pick.matched);
         self.note(stream, &setup, || {
-            format!("routed; matched={}; prompt={}; reason={}", pick.matched, tokens as u64, pick.reason.label())
+            let (matched, predicted, tokens) = (pick.matched, pick.predicted, tokens as u64);
+            let (reason, to) = (pick.reason.label(), &pick.best.address);
+            format!("routed; matched={matched}; predicted={predicted}; prompt={tokens}; reason={reason}; to={to}")
         });
         if host.logs(Level::Debug) {
             let (to, reason) = (&pick.best.address, pick.reason.label());

@@ -38,6 +38,7 @@ mod tests {
             next: next.iter().map(|a| target(a)).collect(),
             booking: BookingId(1),
             matched: 0,
+            predicted: 0,
             cost: 0.0,
             reason: Reason::Only,
             receipt: None,

@@ -130,7 +130,9 @@ impl Index {
             plane.truncated &= !column.bit();
             let counts = self.counts.get_mut(column.index());
             let empty = counts.is_none_or(|counts| std::mem::take(counts) == [0; TIERS]);
-            if !empty {
+            // The last one takes the tables with it, even those that were emptied block by block.
+            let last = plane.live == 0 && plane.tables.iter().any(Option::is_some);
+            if !empty || last {
                 plane.dead |= column.bit();
             }
         }

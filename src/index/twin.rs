@@ -46,7 +46,13 @@ impl Twin {
         self.held.iter().map(|((c, t, h), end)| (*c, *t, *h, *end)).collect()
     }
 
-    pub fn walk(&self, column: Column, chain: &[BlockHash], predicted: &BTreeSet<(Column, BlockHash)>) -> Held {
+    pub fn walk(
+        &self,
+        column: Column,
+        chain: &[BlockHash],
+        predicted: &BTreeSet<(Column, BlockHash)>,
+        most: usize,
+    ) -> Held {
         let tier = |tier, hash: BlockHash| self.held.get(&(column, tier, hash)).copied();
         let mut blocks: Vec<(bool, u8)> = Vec::new();
         for hash in chain {
@@ -62,7 +68,7 @@ impl Twin {
             };
             blocks.push((end, place));
         }
-        let end = blocks.iter().rposition(|(end, _)| *end).map_or(0, |at| at + 1);
+        let end = blocks.iter().take(most).rposition(|(end, _)| *end).map_or(0, |at| at + 1);
         let behind = blocks.len() - end;
         let count = |place| (blocks.iter().filter(|b| b.1 == place).count()).saturating_sub(behind) as u32;
         Held { blocks: blocks.len() as u32, end: end as u32, cpu: count(1), disk: count(2), predicted: count(3) }

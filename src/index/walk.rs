@@ -32,6 +32,8 @@ struct PlaneWalk {
     alive: u64,
     /// Those for which the last block was one where a hit may end.
     ended: u64,
+    /// And those for which the one before it was.
+    ended_before: u64,
     held: [Held; PLANE],
 }
 
@@ -47,6 +49,7 @@ impl Walk {
                     plane: column.plane(),
                     alive: column.bit(),
                     ended: 0,
+                    ended_before: 0,
                     held: [Held::default(); PLANE],
                 }),
             }
@@ -102,8 +105,9 @@ impl Walk {
         self.alive()
     }
 
-    /// What a column holds of the chain walked so far.
-    pub fn held(&self, column: Column) -> Held {
+    /// What a column holds of the chain walked so far. A hit ends after at most `most` blocks: the engine always
+    /// computes the last token, so that of a chain the last block may not count. No more than one is given up.
+    pub fn held(&self, column: Column, most: u32) -> Held {
         // Most often all planes are there, in order.
         let direct = self.planes.get(column.plane()).filter(|p| p.plane == column.plane());
         let Some(plane) = direct.or_else(|| self.planes.iter().find(|p| p.plane == column.plane())) else {
@@ -113,9 +117,14 @@ impl Walk {
         if plane.alive & column.bit() != 0 {
             held.blocks = self.depth;
             if plane.ended & column.bit() != 0 {
-                held.end = self.depth;
+                held.end = match self.depth.checked_sub(1) {
+                    Some(before) if before >= most && plane.ended_before & column.bit() != 0 => before,
+                    Some(before) if before >= most => held.end,
+                    _ => self.depth,
+                };
             }
         }
+        held.end = held.end.min(most);
         // Lower tiers and predictions are counted as the chain goes; behind the last end they don't matter, and
         // they are taken to lie there first.
         let behind = held.blocks.saturating_sub(held.end);
@@ -137,7 +146,7 @@ impl PlaneWalk {
         for bit in bits(self.ended & !ended) {
             self.with(bit, |held| held.end = depth);
         }
-        self.ended = ended;
+        (self.ended_before, self.ended) = (self.ended, ended);
         let lower = self.alive & !gpu.0;
         if lower != 0 {
             bits(lower & cpu.0).for_each(|bit| self.with(bit, |held| held.cpu += 1));

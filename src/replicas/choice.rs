@@ -38,6 +38,7 @@ impl Fleet {
         let (world, policy) = (&self.world, ask.policy.unwrap_or(&self.policy));
         let cap = last_token_cap(ask.tokens, matching.block_size);
         let size = u64::from(matching.block_size);
+        let most = u32::try_from(cap.checked_div(size).unwrap_or(0)).unwrap_or(u32::MAX);
         let session = ask.session.filter(|_| policy.session > 0.0);
         let session = session.and_then(|s| rendezvous(s, &matching.candidates, &world.members));
         let mut seen = Vec::with_capacity(matching.candidates.len());
@@ -52,7 +53,7 @@ impl Fleet {
                 continue;
             }
             let held = match replica.column.filter(|_| replica.block_size == matching.block_size) {
-                Some(column) => matching.walk.held(column),
+                Some(column) => matching.walk.held(column, most),
                 None => Held::default(),
             };
             let tokens = |blocks: u32| (u64::from(blocks) * size).min(cap) as f64;

@@ -145,6 +145,8 @@ pub struct Pick {
     pub booking: BookingId,
     /// Prompt tokens that the engine is expected to find in its cache.
     pub matched: u64,
+    /// Of them, tokens that are only predicted: requests under way will have put them there.
+    pub predicted: u64,
     /// The cost of it.
     pub cost: f64,
     /// What decided.
@@ -440,9 +442,9 @@ impl Fleet {
         }
         let receipt =
             ask.explain.then(|| Box::new(self.receipt(matching, ask, (&seen, &plain), &scored, &first, reason)));
-        let matched = candidate.matched as u64;
+        let (matched, predicted) = (candidate.matched as u64, candidate.predicted as u64);
         let booking = self.book(idx, matching, ask, matched, held);
-        Ok(Pick { best: first, next, booking, matched, cost: best.cost, reason, receipt })
+        Ok(Pick { best: first, next, booking, matched, predicted, cost: best.cost, reason, receipt })
     }
 
     /// What [`Fleet::choose`] would say, with the receipt; nothing is booked.

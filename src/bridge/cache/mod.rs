@@ -309,6 +309,9 @@ impl Cache {
             let unknown = event.hashes.iter().filter(|h| self.nodes.get(**h).is_none()).count();
             self.skips.add(Skip::NoTokens, unknown as u64);
         }
+        if self.told_again(&event, lane) {
+            return;
+        }
         for hash in &event.hashes {
             match self.nodes.get_or_insert(*hash, self.config.max_blocks) {
                 Some(ix) => {
@@ -327,6 +330,18 @@ impl Cache {
                 }
             }
         }
+    }
+
+    /// Whether this is no new copy, but what a request found cached: vLLM 0.32 announces that once more, always
+    /// from the first block on, where the request says `kv_cache_report_mode: full`, and no removal will follow.
+    /// The event of a second copy looks the same, but only a request that skips the look into the cache
+    /// (`prompt_logprobs`) or, of one block, one that ends with it, makes one. Taken for told again, the block is
+    /// believed gone when the first copy goes; taken for a copy, it would be believed held for ever.
+    fn told_again(&self, event: &Stored, lane: usize) -> bool {
+        let held = |hash: &EngineHash| {
+            self.nodes.get(*hash).is_some_and(|ix| self.nodes[ix].count(lane) > 0 && !self.nodes[ix].is(OLD))
+        };
+        event.parent.is_none() && event.hashes.len() > 1 && self.groups.is_simple() && event.hashes.iter().all(held)
     }
 
     /// Links the blocks of an event that carries all their tokens.

@@ -120,6 +120,18 @@ fn stored_three_times_needs_three_removals() {
 }
 
 #[test]
+fn what_is_told_again_is_held_once() {
+    let mut told = Told::new(config());
+    told.apply(vec![Event::Stored(store(&[1, 2, 3], None, 0))]);
+    // A request found two of them and reports in full; then it fills one more block.
+    told.apply(vec![Event::Stored(store(&[1, 2], None, 0)), Event::Stored(store(&[4], Some(2), 40))]);
+    assert_eq!(told.gpu().len(), 4);
+    told.apply(vec![remove(&[4]), remove(&[3]), remove(&[2]), remove(&[1])]);
+    assert_eq!(told.gpu(), []);
+    assert_eq!(told.cache.nodes.len(), 0);
+}
+
+#[test]
 fn what_comes_and_goes_within_a_batch_is_not_told() {
     let mut told = Told::new(config());
     told.apply(vec![Event::Stored(store(&[1, 2], None, 0)), remove(&[2]), remove(&[1])]);
