@@ -58,7 +58,7 @@ fn a_bounce_calls_a_vm_again_and_is_counted() {
     // A slice ends after a few of the steps in which the body is parsed and ids are hashed.
     here.step.set(100_000);
     let setup = one.setups.newest().clone();
-    let body = json!({"model": MODEL, "prompt": vec![1; 1_000_000]}).to_string().into_bytes();
+    let body = json!({"model": MODEL, "prompt": vec![12_345; 600_000]}).to_string().into_bytes();
     assert_eq!(one.submit(7, setup, Api::Completions, body, &here), Submitted::Held);
     here.pass(10 * MS); // the time away pays back the first slice
     one.turn(Cause::News, &here);
