@@ -68,7 +68,7 @@ impl Engine {
             .stdout(output.try_clone()?)
             .stderr(output);
         let child = command.spawn().with_context(|| python.display().to_string())?;
-        let connection = if n % 2 == 0 { "kv" } else { "kv-bind" };
+        let connection = if n.is_multiple_of(2) { "kv" } else { "kv-bind" };
         let spec = format!("name=r{n},http=http://{http},model={MODEL},{connection}={endpoint},replay=tcp://{replay}");
         let spec = ReplicaSpec::parse(&spec).map_err(anyhow::Error::msg)?;
         Ok(Engine { child, log, http, spec })
