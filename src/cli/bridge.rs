@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
+use super::table::say;
 use crate::bridge::config::ReplicaSpec;
 use crate::bridge::dns::NamedReplicas;
 use crate::bridge::{Bridge, BridgeConfig};
@@ -91,7 +92,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = args.config()?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let bridge = Bridge::start(config).await.map_err(anyhow::Error::msg)?;
-        println!("listening on {}", bridge.address);
+        say!("listening on {}", bridge.address)?;
         match watched {
             None => wait_for_end().await,
             Some((path, stamp)) => tokio::select! {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::table::{Paint, harmless, table};
+use super::table::{Paint, harmless, say, show, table};
 
 use crate::check::{self, Finding, InstanceSummary, Level, Report, Source};
 use crate::pack::{Pack, wasm};
@@ -61,9 +61,9 @@ pub fn run(args: CheckConfigArgs) -> Result<ExitCode> {
         let mut value = serde_json::to_value(&report)?;
         value["file"] = name.into();
         value["ok"] = (errors == 0).into();
-        println!("{value}");
+        say!("{value}")?;
     } else {
-        print!("{}", text_of(&name, &report, Paint::new()));
+        show(&text_of(&name, &report, Paint::new()))?;
     }
     Ok(if errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -13,6 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
 
+use super::table::say;
 use crate::bridge::config::ReplicaSpec;
 use crate::bridge::{Bridge, BridgeConfig};
 use crate::gateway::{Balancing, Bootstrap, Envoy, free_address};
@@ -112,9 +113,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             .iter()
             .map(|(label, report)| Ok(((*label).to_owned(), serde_json::to_value(report)?)))
             .collect::<Result<_>>()?;
-        println!("{}", json!({ "policies": policies }));
+        say!("{}", json!({ "policies": policies }))?;
     } else {
-        println!("{}", table(&reports));
+        say!("{}", table(&reports))?;
     }
     let errors = reports.iter().any(|(_, report)| report.errors > 0);
     Ok(if errors { ExitCode::FAILURE } else { ExitCode::SUCCESS })

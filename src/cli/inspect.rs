@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::table::say;
 use crate::pack::{Pack, wasm};
 use crate::request::{EngineFlags, Renderer};
 
@@ -36,11 +37,11 @@ pub fn run(args: InspectArgs) -> Result<ExitCode> {
     let packs = file.map_or(Ok(Vec::new()), Pack::parse).with_context(|| name.clone())?;
     if args.json {
         let packs: Vec<Value> = packs.iter().map(describe).collect();
-        println!("{}", json!({"file": name, "kind": kind, "bytes": bytes.len(), "packs": packs}));
+        say!("{}", json!({"file": name, "kind": kind, "bytes": bytes.len(), "packs": packs}))?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{name}: {kind}, {:.1} MB, {}", bytes.len() as f64 / 1e6, count(packs.len()));
-    packs.iter().for_each(print);
+    say!("{name}: {kind}, {:.1} MB, {}", bytes.len() as f64 / 1e6, count(packs.len()))?;
+    packs.iter().try_for_each(print)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -53,27 +54,28 @@ fn count(packs: usize) -> String {
 }
 
 /// A pack in a few lines.
-pub fn print(pack: &Pack) {
+pub fn print(pack: &Pack) -> std::io::Result<()> {
     let (meta, template) = (pack.meta(), pack.template_source());
-    println!("{}", meta.name);
-    println!("  fingerprint  {} (kvroute {})", meta.fingerprint, meta.made_by);
-    println!("  tokenizer    {}, {:.1} MB", pack.tokenizer_kind(), pack.tokenizer_bytes() as f64 / 1e6);
+    say!("{}", meta.name)?;
+    say!("  fingerprint  {} (kvroute {})", meta.fingerprint, meta.made_by)?;
+    say!("  tokenizer    {}, {:.1} MB", pack.tokenizer_kind(), pack.tokenizer_bytes() as f64 / 1e6)?;
     if !meta.engine_note.is_empty() {
-        println!("               {}", meta.engine_note);
+        say!("               {}", meta.engine_note)?;
     }
-    println!("  around text  {:?} … {:?}", meta.specials.prefix, meta.specials.suffix);
+    say!("  around text  {:?} … {:?}", meta.specials.prefix, meta.specials.suffix)?;
     let chat = match (&template.chat_template, template.model_type.as_deref()) {
         (_, Some("gpt_oss")) => "harmony (model_type gpt_oss)".to_owned(),
         (Some(_), _) => "chat template".to_owned(),
         (None, _) => "none: chat requests get no key".to_owned(),
     };
-    println!("  chat         {chat}");
+    say!("  chat         {chat}")?;
     for warning in warnings(pack) {
-        println!("  warning      {warning}");
+        say!("  warning      {warning}")?;
     }
     for (name, size) in &meta.sources {
-        println!("  from         {name}, {size} bytes");
+        say!("  from         {name}, {size} bytes")?;
     }
+    Ok(())
 }
 
 /// What an operator should know of the template, whatever the engine's flags are.

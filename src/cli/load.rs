@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::table::say;
 use crate::load::{Options, Pace, run as run_load};
 
 const EXAMPLES: &str = r#"Examples:
@@ -108,9 +109,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        println!("{}", report.table());
+        say!("{}", report.table())?;
     }
     Ok(if report.errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

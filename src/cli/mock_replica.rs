@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use super::table::say;
 use crate::mock::events::{HashForm, Wire};
 use crate::mock::{Config, Replica};
 
@@ -134,13 +135,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         None => config,
     };
     let replica = Replica::start(config)?;
-    println!(
+    say!(
         "mock replica {}: {} events {} replay {}",
         replica.name(),
         replica.url(),
         replica.kv_endpoint(),
         replica.replay_endpoint()
-    );
+    )?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;

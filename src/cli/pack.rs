@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::table::say;
 use crate::pack::build::{self, BuildOptions, SourceOptions};
 use crate::pack::{Pack, wasm};
 use crate::tokenizer::hf::HfTokenizer;
@@ -91,14 +92,14 @@ pub fn run(args: PackArgs) -> Result<ExitCode> {
     }
     let packs = build::merge(&files)?;
     for pack in Pack::parse(packs.clone())? {
-        super::inspect::print(&pack);
+        super::inspect::print(&pack)?;
     }
     let out = match &filter {
         Some(filter) => wasm::embed(filter, &packs)?,
         None => packs,
     };
     write(&args.output, &out)?;
-    println!("wrote {}: {:.1} MB", args.output.display(), out.len() as f64 / 1e6);
+    say!("wrote {}: {:.1} MB", args.output.display(), out.len() as f64 / 1e6)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -121,7 +122,7 @@ fn verify(dir: &Path, file: &[u8], texts: &[PathBuf]) -> Result<()> {
     for path in texts {
         let text = String::from_utf8(read(path)?).with_context(|| format!("{}: not UTF-8", path.display()))?;
         let ids = build::verify(&pack, &reference, &text).with_context(|| path.display().to_string())?;
-        println!("{}: {ids} ids, all equal to those of the tokenizers crate", path.display());
+        say!("{}: {ids} ids, all equal to those of the tokenizers crate", path.display())?;
     }
     Ok(())
 }

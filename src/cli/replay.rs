@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::table::{grouped, table};
+use super::table::{grouped, say, table};
 use crate::bridge::cache::CacheConfig;
 use crate::bridge::config::ReplicaSpec;
 use crate::bridge::recording::{self, Line, Noted};
@@ -122,7 +122,7 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode> {
                 end = t;
                 let followed = streams.get_mut(stream).ok_or_else(|| anyhow!("{name}: no stream {stream}"))?;
                 if args.events && args.replica.as_ref().is_none_or(|r| *r == followed.spec.name) {
-                    show(t, followed, &input);
+                    show(t, followed, &input)?;
                 }
                 let mut changes = Changes::default();
                 let taken = input.with(|input| followed.stream.take(input, t, &mut changes));
@@ -135,12 +135,12 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode> {
     let shown: Vec<&Followed> = streams.iter().filter(wanted).collect();
     if args.json {
         let replicas: Vec<Value> = shown.iter().map(|f| f.json(args.blocks)).collect();
-        println!("{}", json!({"file": name, "milliseconds": end, "lost_lines": lost, "replicas": replicas}));
+        say!("{}", json!({"file": name, "milliseconds": end, "lost_lines": lost, "replicas": replicas}))?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{name}: {:.1} s of {} streams", end as f64 / 1e3, streams.len());
+    say!("{name}: {:.1} s of {} streams", end as f64 / 1e3, streams.len())?;
     if lost > 0 {
-        println!("{lost} lines are missing: what follows them may differ from what the bridge believed");
+        say!("{lost} lines are missing: what follows them may differ from what the bridge believed")?;
     }
     let headers = ["replica", "trust", "seq", "messages", "blocks", "unconfirmed", "orphans", "gaps", "restarts"];
     let rows = shown.iter().map(|f| {
@@ -159,27 +159,27 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode> {
             grouped(stream.counts.restarts),
         ]
     });
-    println!("{}", table(&headers, 2, rows));
+    say!("{}", table(&headers, 2, rows))?;
     for f in &shown {
-        println!("\n{}/{}", f.spec.name, f.rank);
+        say!("\n{}/{}", f.spec.name, f.rank)?;
         for (t, trust, reason) in &f.trust {
-            println!("  {:>10.3} s  {trust} ({reason})", *t as f64 / 1e3);
+            say!("  {:>10.3} s  {trust} ({reason})", *t as f64 / 1e3)?;
         }
         for (reason, n) in f.stream.cache().skips().iter() {
-            println!("  left out: {} {}", grouped(n), reason.label());
+            say!("  left out: {} {}", grouped(n), reason.label())?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(t: u64, followed: &Followed, input: &Noted) {
+fn show(t: u64, followed: &Followed, input: &Noted) -> std::io::Result<()> {
     let who = json!({"t": t, "replica": followed.spec.name, "rank": followed.rank});
     let line = |more: Value| {
         let mut line = who.clone();
         if let (Some(line), Value::Object(more)) = (line.as_object_mut(), more) {
             line.extend(more);
         }
-        println!("{line}");
+        say!("{line}")
     };
     let message = |what: &str, seq: u64, payload: &[u8]| {
         let batch = wire::decode(payload);
@@ -195,20 +195,19 @@ fn show(t: u64, followed: &Followed, input: &Noted) {
                     "hashes": r.hashes.iter().map(|h| format!("{:016x}", h.0)).collect::<Vec<_>>(),
                 }),
                 Event::Cleared => json!({"input": what, "seq": seq, "event": "cleared"}),
-            });
+            })?;
         }
         for skip in &batch.skipped {
-            line(json!({"input": what, "seq": seq, "skipped": skip.label()}));
+            line(json!({"input": what, "seq": seq, "skipped": skip.label()}))?;
         }
+        Ok(())
     };
     use crate::bridge::stream::Input;
     let shown = input.with(|input| match input {
         Input::Live { seq, payload, .. } => message("live", seq, payload),
         Input::Replayed { seq, payload } => message("replayed", seq, payload),
-        Input::Reading(_) => {}
+        Input::Reading(_) => Ok(()),
         other => line(json!({"input": format!("{other:?}")})),
     });
-    if let Err(error) = shown {
-        line(json!({"error": error}));
-    }
+    shown.unwrap_or_else(|error| line(json!({"error": error})))
 }

@@ -28,6 +28,14 @@ pub fn show(text: &str) -> std::io::Result<()> {
     }
 }
 
+/// Writes a line to standard output, as [`show`] does.
+macro_rules! say {
+    ($($part:tt)*) => {
+        $crate::cli::table::show(&format!("{}\n", format_args!($($part)*)))
+    };
+}
+pub(super) use say;
+
 /// Digits in groups of three.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
