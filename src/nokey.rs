@@ -63,6 +63,13 @@ pub const LIMITS: &[&str] = &[
     "chat_template: the request brings its own",
     "prompt_embeds",
     "arguments of a tool call: NaN or Infinity",
+    "sglang: only chat completions and completions",
+    "extra_key: SGLang",
+    "lora_path: SGLang",
+    "session_params: SGLang",
+    "cache_salt: one for each prompt",
+    "continue_final_message: the text begins with the BOS token",
+    "reasoning_effort: low, with a template that reads low_effort",
 ];
 
 impl fmt::Display for NoKey {

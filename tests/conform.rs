@@ -149,6 +149,48 @@ async fn an_engine_that_only_tokenizes_is_asked_for_what_that_can_tell() {
     tokio::task::block_in_place(|| drop(engine));
 }
 
+/// Answers `/tokenize` of SGLang with what it made of the recorded chats.
+async fn sglang(cases: Vec<Value>) -> String {
+    let tokenize = move |body: Bytes| async move {
+        let case = cases.iter().find(|case| case["body"].as_str().unwrap().as_bytes() == body).unwrap();
+        let ids = &case["token_ids"];
+        json!({"tokens": ids, "count": ids.as_array().unwrap().len(), "max_model_len": 40960}).to_string()
+    };
+    let routes = Router::new()
+        .route("/tokenize", post(tokenize))
+        .fallback(async || (StatusCode::NOT_FOUND, r#"{"detail": "Not Found"}"#));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_is_asked_for_chats_as_they_are() {
+    let dir = Dir::new("sglang");
+    let Some(pack) = pack() else { return };
+    let recorded = include_str!("data/recorded/qwen3-sglang0.5.23.jsonl");
+    let cases = recorded.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let wanted = ["tools key order", "effort 'low'", "continue", "choice \"none\"", "agp false", "c text", "c list"];
+    let cases: Vec<Value> = cases.filter(|case| wanted.iter().any(|name| case["name"] == *name)).collect();
+    assert_eq!(cases.len(), wanted.len());
+    let bodies = dir.put("qwen3-bodies.jsonl", &cases);
+    let url = sglang(cases).await;
+    let output = tokio::task::spawn_blocking(move || {
+        let flags = r#"{"engine": "sglang", "version": "0.5.23"}"#;
+        conform(&["--pack", &pack, "--engine", &url, "--bodies", &bodies, "--flags", flags, "--json"])
+    });
+    let output = output.await.unwrap();
+    let report = report(&output);
+    // Not told: a list of prompts, and a field that only /tokenize reads.
+    assert_eq!(
+        report["totals"],
+        json!({"cases": 7, "identical": 5, "engine_refused": 0, "limits": 0, "not_checkable": 2, "failed": 0}),
+        "{report:#}"
+    );
+    assert!(output.status.success());
+}
+
 #[test]
 fn files_of_cases_are_judged_and_refusals_named() {
     let dir = Dir::new("cases");

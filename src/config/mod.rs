@@ -80,8 +80,8 @@ pub struct Model {
     pub name: String,
     /// Other names by which clients may ask for it.
     pub aliases: Vec<String>,
-    /// LoRA adapters that its replicas serve, by the names that requests and events have for them: the same prompts,
-    /// with cached blocks of their own.
+    /// LoRA adapters that its replicas serve, by the names that events have for them: the same prompts, with cached
+    /// blocks of their own. Requests have the same names, or with SGLang `MODEL:ADAPTER`.
     pub adapters: Vec<String>,
     /// Name of the pack with its tokenizer and template.
     pub pack: String,
@@ -192,7 +192,7 @@ impl Config {
 
     /// The model that a request is for, by its place, and the LoRA adapter that it names. A request that names no
     /// model is answered by whatever model the engine serves, so it is for the only one that there is.
-    pub fn asked(&self, name: Option<&str>) -> Result<(usize, &Model, Option<&str>), NoKeyReason> {
+    pub fn asked<'a>(&'a self, name: Option<&str>) -> Result<(usize, &'a Model, Option<&'a str>), NoKeyReason> {
         let unknown = |what: String| NoKeyReason::new(NoKey::UnknownModel, what);
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             return match self.models.as_slice() {
@@ -200,14 +200,30 @@ impl Config {
                 _ => Err(unknown("the body names no model, and there are several".to_owned())),
             };
         };
-        let (at, model) = self.model(name).ok_or_else(|| unknown(format!("no model is called {name:.100?}")))?;
-        Ok((at, model, model.adapters.iter().map(String::as_str).find(|adapter| *adapter == name)))
+        let asked = |(at, model): (usize, &'a Model)| Some((at, model, model.asked(name)?));
+        let found = self.models.iter().enumerate().find_map(asked);
+        found.ok_or_else(|| unknown(format!("no model is called {name:.100?}")))
     }
 
     /// The model that a request names, by its name, an alias or an adapter.
     pub fn model(&self, name: &str) -> Option<(usize, &Model)> {
-        let has = |m: &Model| m.name == name || m.aliases.iter().chain(&m.adapters).any(|other| other == name);
-        self.models.iter().enumerate().find(|(_, m)| has(m))
+        self.models.iter().enumerate().find(|(_, model)| model.asked(name).is_some())
+    }
+}
+
+impl Model {
+    /// Whether a request that asks for `name` asks for this model, and for which of its adapters.
+    fn asked(&self, name: &str) -> Option<Option<&str>> {
+        let mut own = std::iter::once(&self.name).chain(&self.aliases);
+        if own.clone().any(|own| own == name) {
+            return Some(None);
+        }
+        // SGLang takes an adapter behind the name of the model.
+        let adapter = match self.engine.engine.as_str() {
+            "sglang" => own.find_map(|own| name.strip_prefix(own.as_str())?.strip_prefix(':'))?.trim(),
+            _ => name,
+        };
+        self.adapters.iter().map(String::as_str).find(|known| *known == adapter).map(Some)
     }
 }
 

@@ -44,6 +44,26 @@ fn a_small_configuration_gets_the_defaults() {
 }
 
 #[test]
+fn an_adapter_is_named_as_the_engine_has_it() {
+    let asked = |engine: Value, name: &str| {
+        let model = json!({"name": "m", "aliases": ["a"], "adapters": ["l"], "engine": engine});
+        let config = Config::from_value(&with("/models/0", model)).unwrap();
+        config.asked(Some(name)).map(|(_, _, adapter)| adapter.map(str::to_owned)).ok()
+    };
+    let adapter = Some(Some("l".to_owned()));
+    for (name, vllm, sglang) in [
+        ("m", Some(None), Some(None)),
+        ("l", adapter.clone(), None),
+        ("m:l", None, adapter.clone()),
+        ("a: l", None, adapter),
+        ("m:other", None, None),
+    ] {
+        assert_eq!(asked(json!({}), name), vllm, "{name}");
+        assert_eq!(asked(json!({"engine": "sglang", "version": "0.5.23"}), name), sglang, "{name}");
+    }
+}
+
+#[test]
 fn every_mistake_names_its_field_and_the_mend() {
     let without = |field: &str| {
         let mut config = good();

@@ -5,6 +5,8 @@
 //! | any | `PATH/render` | vLLM, where it is served: no flag for chat and completions, `--enable-scale-out` in 0.32, always by `vllm launch render` |
 //! | chat completions, completions | `/tokenize` | where there is no render endpoint, unless the request holds something that changes the prompt and that `/tokenize` does not know |
 //! | messages, responses | nowhere else | not checkable |
+//!
+//! SGLang has only `/tokenize`, which takes a chat completion as it is.
 
 use std::time::Duration;
 
@@ -24,6 +26,17 @@ pub enum Truth {
     NotCheckable(String),
 }
 
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// vLLM.
+    Vllm,
+    /// vLLM with gpt-oss.
+    Harmony,
+    /// SGLang.
+    Sglang,
+}
+
 /// A live engine.
 #[derive(Debug)]
 pub struct Engine {
@@ -40,6 +53,9 @@ const ONLY_CHAT: [&str; 6] = [
     "truncate_prompt_tokens",
     "truncation_side",
 ];
+
+/// Fields that SGLang reads only over `/tokenize`.
+const ONLY_TOKENIZE: [&str; 2] = ["add_generation_prompt", "add_special_tokens"];
 
 impl Engine {
     /// The engine at `http://host:port`.
@@ -59,20 +75,22 @@ impl Engine {
         Ok(value["version"].as_str().map(str::to_owned))
     }
 
-    /// What the engine makes of a request. `harmony`: the model is gpt-oss. The case may come back with the endpoint
-    /// `/tokenize`: then that is what was asked, and what to compare with.
-    pub async fn truth(&self, case: &Case, harmony: bool) -> Result<Truth> {
+    /// What the engine makes of a request. The case may come back with the endpoint `/tokenize`: then that is what was
+    /// asked, and what to compare with.
+    pub async fn truth(&self, case: &Case, kind: Kind) -> Result<Truth> {
         if case.endpoint.ends_with("/tokenize") {
             return self.known(case, self.post("/tokenize", &case.body).await?);
         }
-        if let Some(answer) = self.post(&format!("{}/render", case.endpoint), &case.body).await? {
+        if kind != Kind::Sglang
+            && let Some(answer) = self.post(&format!("{}/render", case.endpoint), &case.body).await?
+        {
             return self.known(case, Some(answer));
         }
         let body = parse(case.body.as_bytes()).ok();
         let Some(body) = body.as_ref().and_then(Json::as_map) else {
             return Ok(Truth::NotCheckable("the engine has no render endpoint, and the body is no object".into()));
         };
-        match not_tokenizable(case, body, harmony) {
+        match not_tokenizable(case, body, kind) {
             Some(why) => Ok(Truth::NotCheckable(format!("the engine has no render endpoint, and {why}"))),
             // The comparison is with what /tokenize makes of the body.
             None => self.known(
@@ -123,10 +141,18 @@ fn ids(list: &Value) -> Result<Vec<TokenId>> {
 }
 
 /// Why `/tokenize` would not give the ids that the request gets.
-fn not_tokenizable(case: &Case, body: &JsonMap, harmony: bool) -> Option<String> {
+fn not_tokenizable(case: &Case, body: &JsonMap, kind: Kind) -> Option<String> {
     let unknown = |names: &[&str]| names.iter().find(|name| body.get_some(name).is_some()).map(|name| name.to_string());
+    if kind == Kind::Sglang
+        && let Some(name) = unknown(&ONLY_TOKENIZE)
+    {
+        return Some(format!("/tokenize goes by {name}, which requests ignore"));
+    }
+    if kind == Kind::Sglang && case.endpoint.ends_with("/chat/completions") {
+        return None;
+    }
     if case.endpoint.ends_with("/chat/completions") {
-        if harmony {
+        if kind == Kind::Harmony {
             return Some("/tokenize renders gpt-oss by its template, requests are rendered otherwise".to_owned());
         }
         if body.get("tool_choice").and_then(Json::as_str) == Some("none") {

@@ -2,13 +2,13 @@
 //!
 //! Every API that carries messages ends here; see [`Chat`].
 
+use super::apply::{Applying, Call};
 use super::field::{bad, unsupported};
 use super::json::{Json, JsonMap, Text};
 use super::message::{self, MEDIA};
 use super::profile::Profile;
-use crate::nokey::{NoKey, NoKeyReason};
-use crate::template::text::{rstrip, strip};
-use crate::template::{Clock, ContentFormat, Template, Variables};
+use crate::nokey::NoKeyReason;
+use crate::template::{ContentFormat, Template};
 
 /// What an API makes of its body.
 #[derive(Clone, Debug, Default)]
@@ -60,10 +60,8 @@ pub struct Setup {
     pub forced_format: Option<ContentFormat>,
     /// `--default-chat-template-kwargs`
     pub default_kwargs: Vec<(Text, Json)>,
-    /// Special tokens, by the names under which templates see them.
-    pub special_tokens: Vec<(Text, Text)>,
-    /// The engine host's offset from UTC.
-    pub utc_offset_minutes: i32,
+    /// The call of transformers.
+    pub applying: Applying,
 }
 
 impl Setup {
@@ -91,8 +89,11 @@ impl Setup {
             conversation.messages = without_developer(conversation.messages);
             conversation.with_media = conversation.with_media.map(without_developer);
         }
-        let clock = Clock { unix_seconds: now_unix_seconds, offset_minutes: self.utc_offset_minutes };
-        let render = |messages: Vec<Json>| self.apply(template, messages, tools.as_ref(), &kwargs, (clock, body_bytes));
+        let (tools, kwargs) = (tools.as_ref(), &kwargs.0);
+        let render = |messages: Vec<Json>| {
+            let call = Call { template, messages, tools, kwargs, now_unix_seconds, body_bytes };
+            self.applying.apply(call).map_err(NoKeyReason::from)
+        };
         let has_media = conversation.messages.iter().any(mentions_media);
         let text = render(conversation.messages)?;
         if !has_media {
@@ -106,99 +107,7 @@ impl Setup {
         }
         Ok(Rendered { text: text.get(..end).unwrap_or_default().to_owned(), open_ended: true })
     }
-
-    /// transformers' `apply_chat_template`.
-    fn apply(
-        &self,
-        template: &Template,
-        messages: Vec<Json>,
-        tools: Option<&Json>,
-        kwargs: &Kwargs,
-        (clock, body_bytes): (Clock, usize),
-    ) -> Result<String, NoKeyReason> {
-        let add_generation_prompt = kwargs.get("add_generation_prompt").cloned().unwrap_or(Json::Bool(false));
-        let continued = kwargs.get("continue_final_message").is_some_and(Json::is_truthy);
-        if continued && add_generation_prompt.is_truthy() {
-            return Err(bad("continue_final_message and add_generation_prompt are both set"));
-        }
-        if kwargs.get("continue_final_message").is_some_and(|value| value.as_str().is_some()) {
-            return Err(unsupported("continue_final_message names a field"));
-        }
-        let mut messages = transformed(messages, &self.profile);
-        let continued = if continued { Some(continue_final(&mut messages)?) } else { None };
-        let items = messages.len() + tools.and_then(Json::as_seq).map_or(0, <[Json]>::len);
-        let mut variables = Variables::new(items);
-        variables.expect_text(body_bytes);
-        for (name, token) in &self.special_tokens {
-            variables.set(name.as_str(), token.to_value());
-        }
-        for (name, value) in kwargs.variables() {
-            variables.set(name, value.to_value());
-        }
-        let or_none = |value: Option<&Json>| value.unwrap_or(&Json::Null).to_value();
-        variables.set("documents", or_none(kwargs.get("documents")));
-        variables.set("tools", or_none(tools));
-        variables.set("messages", Json::seq(messages).to_value());
-        variables.set("add_generation_prompt", add_generation_prompt.to_value());
-        let text = template.render(variables, clock).map_err(|error| NoKeyReason::new(NoKey::TemplateError, error))?;
-        match continued {
-            Some(last) => cut_after(text, &last),
-            None => Ok(text),
-        }
-    }
 }
-
-/// What newer releases of transformers do to messages before they render them.
-fn transformed(messages: Vec<Json>, profile: &Profile) -> Vec<Json> {
-    if !profile.aliases_reasoning && !profile.drops_null_fields {
-        return messages;
-    }
-    let one = |message: Json| match message.as_map() {
-        Some(map) => with_reasoning(map, profile.drops_null_fields),
-        None => message,
-    };
-    messages.into_iter().map(one).collect()
-}
-
-/// A message with its reasoning under the names that templates read: `thinking` first, `reasoning_content` in its
-/// place or last.
-fn with_reasoning(map: &JsonMap, drop_nulls: bool) -> Json {
-    let mut entries: Vec<(Text, Json)> = Vec::new();
-    for (key, value) in map.iter().filter(|(_, value)| !(drop_nulls && value.is_null())) {
-        entries.push((key.clone(), value.clone()));
-    }
-    let reasoning = ["reasoning_content", "thinking", "reasoning"].into_iter().find_map(|name| map.get_some(name));
-    if let Some(reasoning) = reasoning {
-        match entries.iter_mut().find(|(key, _)| key.as_str() == "reasoning_content") {
-            Some((_, old)) => *old = reasoning.clone(),
-            None => entries.push((Text::from("reasoning_content"), reasoning.clone())),
-        }
-        if let Some(at) = entries.iter().position(|(key, _)| key.as_str() == "thinking") {
-            let thinking = entries.remove(at);
-            entries.insert(0, thinking);
-        } else {
-            entries.insert(0, (Text::from("thinking"), reasoning.clone()));
-        }
-    }
-    Json::map(entries)
-}
-
-/// Arguments of `apply_chat_template` that change how the tokenizer is called; with the text they have nothing
-/// to do, since the engine tokenizes by itself.
-const WITHOUT_EFFECT: [&str; 8] = [
-    "padding",
-    "truncation",
-    "max_length",
-    "return_tensors",
-    "return_dict",
-    "tokenizer_kwargs",
-    "tokenize",
-    "chat_template",
-];
-
-/// Its other arguments, which are no variables of the template.
-const ARGUMENTS: [&str; 5] =
-    ["continue_final_message", "documents", "add_generation_prompt", "tools", "return_assistant_tokens_mask"];
 
 /// The merged template arguments.
 struct Kwargs(JsonMap);
@@ -233,11 +142,6 @@ impl Kwargs {
 
     fn get(&self, name: &str) -> Option<&Json> {
         self.0.get(name)
-    }
-
-    fn variables(&self) -> impl Iterator<Item = (&str, &Json)> {
-        let all = self.0.iter().map(|(key, value)| (key.as_str(), value));
-        all.filter(|(key, _)| !ARGUMENTS.contains(key) && !WITHOUT_EFFECT.contains(key))
     }
 }
 
@@ -307,48 +211,4 @@ fn mentions_media(message: &Json) -> bool {
 fn common_prefix(a: &str, b: &str) -> usize {
     let same = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
     (0..=same).rev().find(|at| a.is_char_boundary(*at)).unwrap_or(0)
-}
-
-/// What transformers appends to the last text to find it again; with the blank.
-const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-
-/// Appends the tag to the last message's text and returns the text.
-fn continue_final(messages: &mut [Json]) -> Result<String, NoKeyReason> {
-    let nothing = || bad("continue_final_message: the final message has no text to continue");
-    let last = messages.last_mut().ok_or_else(nothing)?;
-    let map = last.as_map().ok_or_else(nothing)?;
-    let (text, content) = match map.get("content") {
-        Some(Json::Str(text)) => (text.as_str().to_owned(), Json::str(format!("{}{TAG}", text.as_str()))),
-        Some(Json::Seq(parts)) => {
-            let at = parts.0.iter().rposition(|part| field(part, "text").is_some()).ok_or_else(nothing)?;
-            let text = parts.0.get(at).and_then(|part| field(part, "text")).ok_or_else(nothing)?.to_owned();
-            let tagged = parts.0.iter().enumerate().map(|(place, part)| match part.as_map() {
-                Some(map) if place == at => with_field(map.iter(), "text", Json::str(format!("{text}{TAG}"))),
-                _ => part.clone(),
-            });
-            (text.clone(), Json::seq(tagged.collect()))
-        }
-        _ => return Err(nothing()),
-    };
-    *last = with_field(map.iter(), "content", content);
-    Ok(text)
-}
-
-fn with_field<'a>(entries: impl Iterator<Item = (&'a Text, &'a Json)>, name: &str, value: Json) -> Json {
-    let replaced = entries.map(|(key, old)| match key.as_str() == name {
-        true => (key.clone(), value.clone()),
-        false => (key.clone(), old.clone()),
-    });
-    Json::map(replaced.collect())
-}
-
-/// Cuts the rendered text after the final message.
-fn cut_after(text: String, last: &str) -> Result<String, NoKeyReason> {
-    let tag = TAG.trim_end();
-    let at = text.rfind(tag).filter(|_| text.contains(strip(last)));
-    let Some(at) = at else {
-        return Err(bad("continue_final_message: the template changes the final message"));
-    };
-    let (before, tail) = text.split_at_checked(at).unwrap_or((&text, ""));
-    Ok(if tail.starts_with(TAG) { before } else { rstrip(before) }.to_owned())
 }

@@ -14,6 +14,11 @@ pub fn read(body: &JsonMap) -> Result<PromptInput, NoKeyReason> {
     if body.get_some("prompt_embeds").is_some() {
         return Err(unsupported("prompt_embeds: embeddings have no token ids"));
     }
+    prompt(body)
+}
+
+/// The prompt alone.
+pub fn prompt(body: &JsonMap) -> Result<PromptInput, NoKeyReason> {
     let text = |text: &str| match text.is_empty() {
         true => Err(bad("prompt: empty")),
         false => Ok(PromptInput::Text(text.to_owned())),

@@ -1,6 +1,7 @@
 //! HTTP body to the prompt that the engine would tokenize.
 
 mod api;
+mod apply;
 mod chat;
 mod chat_completions;
 mod completions;
@@ -14,12 +15,15 @@ mod messages;
 mod profile;
 mod renderer;
 mod responses;
+mod sglang;
 mod tools;
+mod vllm;
 
 pub use api::{Api, ApiPaths};
 pub use flags::EngineFlags;
 pub use profile::{InlineSystem, PROVEN, Profile, Version};
 pub use renderer::{Body, Renderer};
+pub use sglang::PROVEN_SGLANG;
 
 use crate::blocks::TokenId;
 

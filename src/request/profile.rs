@@ -113,30 +113,39 @@ pub struct Profile {
     pub harmony_conversations: bool,
     /// gpt-oss: the headers of tool calls are those that were recorded (vLLM from 0.31).
     pub harmony_calls: bool,
-    /// transformers hands an assistant's reasoning to the template under all its names (from 5.21).
+}
+
+/// What the version of transformers beside the engine does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transformers {
+    /// An assistant's reasoning reaches the template under all its names (from 5.21).
     pub aliases_reasoning: bool,
-    /// transformers leaves out what is null in a message (from 5.24).
+    /// What is null in a message is left out (from 5.24).
     pub drops_null_fields: bool,
 }
 
-impl Profile {
-    /// The profile of the configured engine, and warnings where its version was not proven.
-    pub fn of(flags: &EngineFlags) -> Result<(Profile, Vec<String>), String> {
-        match flags.engine.as_str() {
-            "vllm" => {}
-            "sglang" => {
-                return Err(
-                    "engine: \"sglang\": its rendering is not built (it changes from one 0.5 release to the next, \
-                            and with its reasoning parser), and vLLM's would give wrong keys; set enabled to false \
-                            for this model"
-                        .to_owned(),
-                );
-            }
-            other => return Err(format!("engine: \"{other}\" is not \"vllm\"")),
-        }
-        let read = |field: &str, text: &str| {
-            Version::parse(text).ok_or_else(|| format!("{field}: \"{text}\" is no version like \"0.32.0\""))
+impl Transformers {
+    /// Of the configured version, with a warning where it was not proven.
+    pub fn of(flags: &EngineFlags) -> Result<(Transformers, Option<String>), String> {
+        let version = match flags.transformers.as_deref() {
+            Some(text) => read("transformers", text)?,
+            None => Version(5, 0, 0),
         };
+        let proven = version >= Version(5, 0, 0) && version < Version(5, 21, 0);
+        let warning = (!proven).then(|| format!("transformers {version} was not compared with recorded prompts"));
+        let from = |minor: u32| version >= Version(5, minor, 0);
+        Ok((Transformers { aliases_reasoning: from(21), drops_null_fields: from(24) }, warning))
+    }
+}
+
+/// A version in a field of the configuration.
+pub fn read(field: &str, text: &str) -> Result<Version, String> {
+    Version::parse(text).ok_or_else(|| format!("{field}: \"{text}\" is no version like \"0.32.0\""))
+}
+
+impl Profile {
+    /// The profile of the configured version of vLLM, and a warning where it was not proven.
+    pub fn of(flags: &EngineFlags) -> Result<(Profile, Vec<String>), String> {
         let version = read("version", &flags.version)?;
         let mut warnings = Vec::new();
         if version < Version(0, 22, 0) {
@@ -146,13 +155,6 @@ impl Profile {
             let list: Vec<String> = PROVEN.iter().map(Version::to_string).collect();
             let list = list.join(", ");
             warnings.push(format!("vllm {version} was not compared with recorded prompts (proven: {list})"));
-        }
-        let transformers = match flags.transformers.as_deref() {
-            Some(text) => read("transformers", text)?,
-            None => Version(5, 0, 0),
-        };
-        if transformers >= Version(5, 21, 0) || transformers < Version(5, 0, 0) {
-            warnings.push(format!("transformers {transformers} was not compared with recorded prompts"));
         }
         let from = |minor: u32| version >= Version(0, minor, 0);
         let profile = Profile {
@@ -193,8 +195,6 @@ impl Profile {
             responses_custom_calls: from(32),
             harmony_conversations: from(25),
             harmony_calls: from(31),
-            aliases_reasoning: transformers >= Version(5, 21, 0),
-            drops_null_fields: transformers >= Version(5, 24, 0),
         };
         Ok((profile, warnings))
     }
@@ -223,18 +223,17 @@ mod tests {
         assert!(of("0.28.1").unwrap().1[0].contains("0.28.1"));
         assert!(of("x").is_err());
         assert!(of("0.21.0").unwrap_err().contains("0.21.0"));
-        let with =
-            |transformers: &str| EngineFlags { transformers: Some(transformers.to_owned()), ..EngineFlags::default() };
-        assert!(Profile::of(&with("5.20.2")).unwrap().1.is_empty());
-        assert!(Profile::of(&with("5.21.1")).unwrap().1[0].contains("5.21.1"));
-        assert!(Profile::of(&with("five")).is_err());
     }
 
     #[test]
-    fn engines_whose_rendering_is_not_built_are_refused() {
-        let of = |engine: &str| Profile::of(&EngineFlags { engine: engine.to_owned(), ..EngineFlags::default() });
-        assert!(of("vllm").is_ok());
-        assert!(of("sglang").unwrap_err().contains("sglang"));
-        assert!(of("other").unwrap_err().contains("other"));
+    fn newer_releases_of_transformers_warn() {
+        let of = |transformers: &str| {
+            Transformers::of(&EngineFlags { transformers: Some(transformers.to_owned()), ..EngineFlags::default() })
+        };
+        assert!(of("5.20.2").unwrap().1.is_none());
+        let (transformers, warning) = of("5.21.1").unwrap();
+        assert!(transformers.aliases_reasoning && !transformers.drops_null_fields);
+        assert!(warning.unwrap().contains("5.21.1"));
+        assert!(of("five").is_err());
     }
 }

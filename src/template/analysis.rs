@@ -60,6 +60,45 @@ impl Facts {
             time_formats: time_formats(&nodes),
         })
     }
+
+    /// What an operator should know of a template that prints the time.
+    pub fn time_warning(&self) -> Option<String> {
+        let formats = &self.time_formats;
+        let seconds = ["%S", "%T", "%M", "%X", "%c", "%s", "%f"];
+        let worst = formats.iter().find(|format| seconds.iter().any(|directive| format.contains(directive)));
+        if let Some(format) = worst {
+            return Some(format!(
+                "the template prints the time ({format}): prompts of different minutes share nothing"
+            ));
+        }
+        let format = formats.first()?;
+        Some(format!("the template prints the date ({format}): all keys change at the engine's midnight"))
+    }
+}
+
+impl ContentFormat {
+    /// The format that SGLang detects (parser/jinja_template_utils.py): by a word, or by a loop over the content of what
+    /// is called a message.
+    pub fn of_sglang(source: &str) -> ContentFormat {
+        if ["image", "audio", "video", "vision"].iter().any(|word| source.contains(word)) {
+            return ContentFormat::OpenAi;
+        }
+        let source = preprocess::preprocess(source, false);
+        let Some(tree) = environment::syntax().ok().and_then(|syntax| parse(&source, "chat_template", syntax).ok())
+        else {
+            return ContentFormat::String;
+        };
+        let over_content = |node: &Node<'_>| match node {
+            Node::Stmt(Stmt::ForLoop(each)) => {
+                ["message", "msg", "m"].iter().any(|name| is_access(&each.iter, name, Some("content")))
+            }
+            _ => false,
+        };
+        match walk::nodes(&tree).iter().any(over_content) {
+            true => ContentFormat::OpenAi,
+            false => ContentFormat::String,
+        }
+    }
 }
 
 /// vLLM's probe for /v1/messages renders [system, user, system, user] in a bare environment: one without

@@ -38,7 +38,7 @@ pub fn environment() -> Result<Environment<'static>, String> {
     add_filters(&mut env);
     add_tests(&mut env);
     env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
+        Err(Error::new(ErrorKind::InvalidOperation, message.to_string()).with_source(Raised))
     });
     env.add_function("strftime_now", strftime_now);
     env.add_function(GENERATION, |state: &mut State, args: Rest<ValueOrKwargs>| -> Result<Value, Error> {
@@ -65,6 +65,30 @@ fn string_of(value: &Value) -> String {
     let mut out = String::new();
     write_value_str(&mut out, value);
     out
+}
+
+/// The source of errors that Python raises as well.
+#[derive(Debug)]
+struct Raised;
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("raised")
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// Whether Python raises for certain where this error came up.
+pub fn is_raised(error: &Error) -> bool {
+    let mut error: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(one) = error {
+        if one.is::<Raised>() {
+            return true;
+        }
+        error = one.source();
+    }
+    false
 }
 
 fn invalid(detail: &'static str) -> Error {
@@ -173,7 +197,10 @@ fn to_json(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
         style.sort_keys = flag.is_true();
     }
     kwargs.assert_all_used()?;
-    dump_value(&value, &style).map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}")))
+    dump_value(&value, &style).map_err(|error| {
+        let error = Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}"));
+        if value.is_undefined() { error.with_source(Raised) } else { error }
+    })
 }
 
 fn join(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {

@@ -51,19 +51,50 @@ impl Template {
     }
 
     /// Renders with `variables` at the time of `clock`.
-    pub fn render(&self, variables: Variables, clock: Clock) -> Result<String, String> {
+    pub fn render(&self, variables: Variables, clock: Clock) -> Result<String, RenderError> {
         fuel::fill(variables.steps);
-        let template = self.env.get_template(NAME).map_err(|error| error.to_string())?;
+        let template = self.env.get_template(NAME).map_err(RenderError::of)?;
         let mut text = Text { bytes: Vec::with_capacity(variables.text_bytes), most: variables.most_text_bytes() };
         let root = Value::from_object(Root { variables, clock });
         template.render_captured_to(root, &mut text).map_err(|error| match text.is_full() {
-            true => format!("the template prints more than {} bytes", text.most),
-            false => error.to_string(),
+            true => RenderError::new(format!("the template prints more than {} bytes", text.most)),
+            false => RenderError::of(error),
         })?;
         if fuel::is_exhausted() {
-            return Err("the template reads too many items".to_owned());
+            return Err(RenderError::new("the template reads too many items".to_owned()));
         }
-        String::from_utf8(text.bytes).map_err(|error| error.to_string())
+        String::from_utf8(text.bytes).map_err(|error| RenderError::new(error.to_string()))
+    }
+}
+
+/// Why there is no text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenderError {
+    /// What went wrong.
+    pub text: String,
+    /// Python raises for certain: the template itself does, or prints something as JSON that is none.
+    pub raised: bool,
+}
+
+impl RenderError {
+    fn new(text: String) -> RenderError {
+        RenderError { text, raised: false }
+    }
+
+    fn of(error: minijinja::Error) -> RenderError {
+        RenderError { raised: environment::is_raised(&error), text: error.to_string() }
+    }
+}
+
+impl From<RenderError> for String {
+    fn from(error: RenderError) -> String {
+        error.text
+    }
+}
+
+impl fmt::Display for RenderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 

@@ -30,6 +30,8 @@ pub struct TemplateSource {
     pub architectures: Vec<String>,
     /// `tokenizer_class` of tokenizer_config.json.
     pub tokenizer_class: Option<String>,
+    /// `add_bos_token` of tokenizer_config.json: transformers 5 goes by tokenizer.json instead, SGLang by both.
+    pub add_bos_token: Option<bool>,
     /// `--tokenizer`: where the tokenizer and the template come from, if not from the model's own directory.
     pub tokenizer: Option<String>,
     /// The context length that the engine derives from config.json when `--max-model-len` is not given.
@@ -103,6 +105,7 @@ impl TemplateSource {
             model_type: text(config.and_then(|config| config.get("model_type"))),
             architectures: architectures.into_iter().flatten().filter_map(|name| text(Some(name))).collect(),
             tokenizer_class: text(tokenizer_config.get("tokenizer_class")),
+            add_bos_token: tokenizer_config.get("add_bos_token").and_then(Value::as_bool),
             tokenizer: None,
             max_model_len: config.and_then(|config| max_model_len(config, tokenizer_config)),
         })

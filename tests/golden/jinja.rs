@@ -73,7 +73,7 @@ fn jinja_level() {
         earlier.extend(expected.clone());
         let Ok(template) = &compiled else { continue };
         let case = format!("{name} {}", record["c"].as_str().unwrap());
-        let got = template.render(variables(&inputs[record["c"].as_str().unwrap()]), CLOCK);
+        let got = template.render(variables(&inputs[record["c"].as_str().unwrap()]), CLOCK).map_err(String::from);
         check(&mut tally, &case, expected, got);
     }
     assert_eq!(tally.finish(), 0);
@@ -101,7 +101,7 @@ fn quirks() {
         let expected = record.get("o").and_then(|text| text.as_str());
         let got = Template::compile(record["src"].as_str().unwrap())
             .map_err(|error| format!("refused: {error}"))
-            .and_then(|template| template.render(variables(&vars), CLOCK));
+            .and_then(|template| template.render(variables(&vars), CLOCK).map_err(String::from));
         match (expected, got) {
             (Some(expected), Ok(got)) => tally.compare(&case, expected, &got),
             // No key is safe; these are corners of Jinja2 that no known chat template uses.

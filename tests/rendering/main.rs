@@ -5,6 +5,7 @@ mod apis;
 mod flags;
 mod media;
 mod reasons;
+mod sglang;
 mod versions;
 
 use kvroute::nokey::NoKeyReason;

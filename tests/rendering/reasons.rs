@@ -49,9 +49,13 @@ impl Encoding for Run {
 }
 
 fn explained(api: Api, body: &str) -> Explanation {
+    explained_by(json!({"trust_request_chat_template": true}), api, body)
+}
+
+fn explained_by(engine: serde_json::Value, api: Api, body: &str) -> Explanation {
     let template =
         "{% for m in messages %}{{ m.content }}{{ raise_exception('no robots') if m.role == 'robot' }}{% endfor %}";
-    let renderer = renderer(template, &flags(json!({"trust_request_chat_template": true})));
+    let renderer = renderer(template, &flags(engine));
     let model = Model {
         name: "m",
         lora: None,
@@ -109,17 +113,43 @@ fn every_limit_stands_in_the_readme_and_is_what_a_refusal_says() {
     for limit in LIMITS {
         assert!(readme.contains(&format!("`{limit}`")), "{limit} is not in README.md");
     }
-    for (api, body) in [
+    let chat = |fields: serde_json::Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        (Api::ChatCompletions, body)
+    };
+    let arguments = json!([{"role": "assistant", "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": NaN}"}}]}]);
+    let vllm = vec![
         (Api::Responses, json!({"input": "x", "previous_response_id": "r"})),
-        (Api::ChatCompletions, json!({"messages": [{"role": "user", "content": "x"}], "chat_template": "x"})),
+        chat(json!({"chat_template": "x"})),
         (Api::Completions, json!({"prompt": "x", "prompt_embeds": "AA=="})),
+        chat(json!({"messages": arguments})),
+    ];
+    let last = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "<s>x"}]);
+    let sglang = vec![
+        (Api::Messages, json!({"messages": []})),
+        chat(json!({"extra_key": "k"})),
+        chat(json!({"lora_path": "l"})),
+        chat(json!({"session_params": {"id": "s"}})),
+        (Api::Completions, json!({"prompt": ["x", "y"], "cache_salt": ["a", "b"]})),
+        chat(json!({"messages": last, "continue_final_message": true})),
+        chat(json!({"reasoning_effort": "low"})),
+    ];
+    let mut reached = BTreeSet::new();
+    let engines = [
+        (json!({"trust_request_chat_template": true}), vllm),
         (
-            Api::ChatCompletions,
-            json!({"messages": [{"role": "assistant", "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": NaN}"}}]}]}),
+            json!({"engine": "sglang", "version": "0.5.23", "chat_template": "{# low_effort truncate_history_thinking #}"}),
+            sglang,
         ),
-    ] {
-        let detail = explained(api, &body.to_string()).no_key.unwrap().detail;
-        assert!(LIMITS.iter().any(|limit| detail.starts_with(limit)), "{detail}");
+    ];
+    for (engine, bodies) in engines {
+        for (api, body) in bodies {
+            let detail = explained_by(engine.clone(), api, &body.to_string()).no_key.unwrap().detail;
+            let limit = LIMITS.iter().find(|limit| detail.starts_with(**limit));
+            reached.insert(*limit.unwrap_or_else(|| panic!("{body}: {detail}")));
+        }
     }
+    assert_eq!(reached, LIMITS.iter().copied().collect());
 }

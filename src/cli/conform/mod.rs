@@ -15,7 +15,7 @@ use super::ask::{Asker, GatewayArgs};
 use super::models::{Chosen, Models, Ready, now};
 use super::table::{Paint, show};
 use crate::conform::cases::{Case, CaseFile, to_lines, unix_seconds};
-use crate::conform::engine::{Engine, Truth};
+use crate::conform::engine::{Engine, Kind, Truth};
 use crate::conform::{Totals, Verdict, judge};
 use crate::explain::{Explanation, explain};
 use crate::nokey::{NoKey, NoKeyReason};
@@ -113,16 +113,17 @@ pub fn run(args: ConformArgs) -> Result<ExitCode> {
     for file in &files {
         let at = date.or(file.meta.unix_seconds);
         let mut here = models.as_ref().map(|models| Here::new(&args, models, file, over.as_ref())).transpose()?;
-        let harmony = here.as_mut().is_some_and(Here::is_harmony);
+        let kind = here.as_mut().map_or(Kind::Vllm, Here::kind);
         let (cases, notes) = match &args.engine {
             None => (file.cases.iter().map(|case| Ok((case.clone(), None))).collect(), notes(file)),
-            Some(url) => asked(url, file, harmony, here.as_ref())?,
+            Some(url) => asked(url, file, kind, here.as_ref())?,
         };
         if let Some(path) = &args.record {
             let known = cases.iter().filter_map(|asked| asked.as_ref().ok()).map(|(case, _)| case.clone());
             recorded.extend(known);
             let version = here.as_ref().and_then(Here::version).unwrap_or_default();
-            let meta = serde_json::json!({"vllm": version, "engine": over.clone().unwrap_or_default()});
+            let name = if kind == Kind::Sglang { "sglang" } else { "vllm" };
+            let meta = serde_json::json!({name: version, "engine": over.clone().unwrap_or_default()});
             std::fs::write(path, to_lines(&meta, &recorded)).with_context(|| path.display().to_string())?;
         }
         if let Some(here) = &mut here {
@@ -196,7 +197,7 @@ fn notes(file: &CaseFile) -> Vec<String> {
 }
 
 /// Asks the engine for each of a file's requests.
-fn asked(url: &str, file: &CaseFile, harmony: bool, here: Option<&Here<'_>>) -> Result<(Vec<Asked>, Vec<String>)> {
+fn asked(url: &str, file: &CaseFile, kind: Kind, here: Option<&Here<'_>>) -> Result<(Vec<Asked>, Vec<String>)> {
     let engine = Engine::new(url)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut notes = notes(file);
@@ -207,7 +208,7 @@ fn asked(url: &str, file: &CaseFile, harmony: bool, here: Option<&Here<'_>>) -> 
         notes.push(format!("the engine says that it is {says}, kvroute was told {told}"));
     }
     let ask = |case: &Case| -> Result<Asked> {
-        Ok(match runtime.block_on(engine.truth(case, harmony))? {
+        Ok(match runtime.block_on(engine.truth(case, kind))? {
             Truth::Known(case, note) => Ok((case, note)),
             Truth::NotCheckable(why) => Err(Box::new((case.clone(), why))),
         })
@@ -241,9 +242,13 @@ impl<'a> Here<'a> {
         self.chosen.as_ref().map(|chosen| chosen.flags.version.as_str())
     }
 
-    fn is_harmony(&mut self) -> bool {
-        let Some(chosen) = self.chosen.clone() else { return false };
-        self.ready(chosen).is_ok_and(|ready| ready.renderer.is_harmony())
+    fn kind(&mut self) -> Kind {
+        let Some(chosen) = self.chosen.clone() else { return Kind::Vllm };
+        if chosen.flags.engine == "sglang" {
+            return Kind::Sglang;
+        }
+        let harmony = self.ready(chosen).is_ok_and(|ready| ready.renderer.is_harmony());
+        if harmony { Kind::Harmony } else { Kind::Vllm }
     }
 
     fn ready(&mut self, chosen: Chosen) -> Result<&Ready> {
