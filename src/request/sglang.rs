@@ -1,4 +1,4 @@
-//! SGLang 0.5.23: what its OpenAI server does between the HTTP body and the ids (entrypoints/openai/serving_chat.py,
+//! SGLang 0.5.20 to 0.5.23: what its OpenAI server does between the HTTP body and the ids (entrypoints/openai/serving_chat.py,
 //! serving_completions.py).
 //!
 //! In: a body. Out: the text of the chat template, or ids. It differs from vLLM in nearly everything: the classes of
@@ -22,11 +22,33 @@ use crate::nokey::NoKeyReason;
 use crate::template::{ContentFormat, Template, TemplateSource};
 
 /// Versions whose prompts were compared with what the engine's own code makes of the same requests.
-pub const PROVEN_SGLANG: [Version; 1] = [Version(0, 5, 23)];
+pub const PROVEN_SGLANG: [Version; 3] = [Version(0, 5, 20), Version(0, 5, 22), Version(0, 5, 23)];
+
+/// What changes from one release to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rules {
+    /// Tools keep the client's order of keys, and have `strict` where the client says so (from 0.5.23); before, the
+    /// order is the class's and `strict` is always there.
+    tools_as_sent: bool,
+    /// Messages have `prefix` (from 0.5.23).
+    knows_prefix: bool,
+    /// `/tokenize` may be told how the prompt ends (from 0.5.23).
+    tokenizes_endings: bool,
+    /// `chat_template` in the template arguments is refused unless the engine trusts it (from 0.5.21 or 0.5.22).
+    asks_for_trust: bool,
+}
+
+impl Rules {
+    fn of(version: Version) -> Rules {
+        let from = |patch: u32| version >= Version(0, 5, patch);
+        Rules { tools_as_sent: from(23), knows_prefix: from(23), tokenizes_endings: from(23), asks_for_trust: from(22) }
+    }
+}
 
 /// Renders the requests of one model.
 #[derive(Debug)]
 pub struct Sglang {
+    rules: Rules,
     template: Option<Template>,
     format: ContentFormat,
     default_kwargs: Vec<(Text, Json)>,
@@ -41,7 +63,8 @@ pub struct Sglang {
 impl Sglang {
     /// Compiles the template of `source` for an engine with these `flags`. An error says what cannot be followed.
     pub fn new(mut source: TemplateSource, flags: &EngineFlags) -> Result<(Sglang, Vec<String>), String> {
-        let mut warnings = proven(flags)?;
+        let (version, mut warnings) = proven(flags)?;
+        let rules = Rules::of(version);
         let (transformers, warning) = Transformers::of(flags)?;
         warnings.extend(warning);
         models::without_vllms(flags)?;
@@ -65,6 +88,7 @@ impl Sglang {
         let detected = chosen.as_ref().map(|chosen| chosen.detected.as_str()).unwrap_or_default();
         let special = source.special_tokens.iter();
         let engine = Sglang {
+            rules,
             format: ContentFormat::of_sglang(detected),
             low_effort: detected.contains("low_effort") && detected.contains("truncate_history_thinking"),
             template,
@@ -75,7 +99,7 @@ impl Sglang {
                 transformers,
             },
             adds_bos: models::adds_bos(&source, flags),
-            trusts_template: flags.trust_request_chat_template,
+            trusts_template: flags.trust_request_chat_template || !rules.asks_for_trust,
             context_length: flags.max_model_len.or(source.max_model_len),
         };
         Ok((engine, warnings))
@@ -98,7 +122,7 @@ impl Sglang {
             }
             Api::Messages | Api::Responses => Err(unsupported("sglang: only chat completions and completions")),
             Api::Tokenize if body.get_some("messages").is_some() => {
-                let opens = optional_bool(body, "add_generation_prompt")?;
+                let opens = optional_bool(body, "add_generation_prompt")?.filter(|_| self.rules.tokenizes_endings);
                 let input = self.chat(body, now_unix_seconds, Form::Tokenize(opens))?;
                 let special = opens.is_some() && body.contains("add_special_tokens");
                 let special = special && bool_field(body, "add_special_tokens", false)?;
@@ -117,8 +141,8 @@ impl Sglang {
         if list.is_empty() {
             return Err(bad("messages: empty"));
         }
-        let mut messages = messages::messages(list, self.format)?;
-        let tools = tools::chosen(body, &messages)?;
+        let mut messages = messages::messages(list, self.format, self.rules)?;
+        let tools = tools::chosen(body, &messages, self.rules)?;
         let mut kwargs = arguments::of(body, &self.default_kwargs, self.trusts_template, form == Form::Chat)?;
         if let Some(ids) = body.get_some("input_ids") {
             return input_ids(ids).map(PromptInput::Ids);
@@ -239,17 +263,17 @@ fn input_ids(ids: &Json) -> Result<Vec<u32>, NoKeyReason> {
     ids.iter().map(|id| as_int(id).and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)).collect()
 }
 
-/// Warnings; an error where the version is known to render otherwise.
-fn proven(flags: &EngineFlags) -> Result<Vec<String>, String> {
+/// The version, with a warning where it was not compared.
+fn proven(flags: &EngineFlags) -> Result<(Version, Vec<String>), String> {
     let version = read("version", &flags.version)?;
-    if version < Version(0, 5, 23) || version >= Version(0, 6, 0) {
+    if version < Version(0, 5, 20) || version >= Version(0, 6, 0) {
         return Err(format!(
-            "version: sglang {version} is none that kvroute follows (0.5.23 and later ones of 0.5); set enabled to \
+            "version: sglang {version} is none that kvroute follows (0.5.20 and later ones of 0.5); set enabled to \
              false for this model"
         ));
     }
-    if PROVEN_SGLANG.contains(&version) {
-        return Ok(Vec::new());
-    }
-    Ok(vec![format!("sglang {version} was not compared with recorded prompts (proven: 0.5.23)")])
+    let list: Vec<String> = PROVEN_SGLANG.iter().map(Version::to_string).collect();
+    let list = list.join(", ");
+    let warning = format!("sglang {version} was not compared with recorded prompts (proven: {list})");
+    Ok((version, if PROVEN_SGLANG.contains(&version) { Vec::new() } else { vec![warning] }))
 }

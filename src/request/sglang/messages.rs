@@ -2,7 +2,7 @@
 //! `process_content_for_template_format` (parser/jinja_template_utils.py).
 
 use super::numbers::as_orjson;
-use super::tools;
+use super::{Rules, tools};
 use crate::nokey::NoKeyReason;
 use crate::request::field::{bad, optional_bool, optional_int, optional_str, unsupported};
 use crate::request::json::{self, Fault, Json, JsonMap, Text};
@@ -12,17 +12,17 @@ use crate::template::ContentFormat;
 const ROLES: [&str; 7] = ["system", "assistant", "tool", "function", "developer", "latest_reminder", "root"];
 
 /// The messages that the template gets.
-pub fn messages(list: &[Json], format: ContentFormat) -> Result<Vec<Json>, NoKeyReason> {
+pub fn messages(list: &[Json], format: ContentFormat, rules: Rules) -> Result<Vec<Json>, NoKeyReason> {
     let mut out = Vec::with_capacity(list.len());
     for message in list {
         let message = message.as_map().ok_or_else(|| bad("messages: an entry is no object"))?;
-        out.push(convert(message, format)?);
+        out.push(convert(message, format, rules)?);
         json::budget::check()?;
     }
     Ok(out)
 }
 
-fn convert(message: &JsonMap, format: ContentFormat) -> Result<Json, NoKeyReason> {
+fn convert(message: &JsonMap, format: ContentFormat, rules: Rules) -> Result<Json, NoKeyReason> {
     let given = message.get("role").and_then(Json::as_str).ok_or_else(|| bad("messages: an entry has no role"))?;
     if given == "user" {
         let content = content(message, given, format)?.ok_or_else(|| bad("messages: the user's content is null"))?;
@@ -50,8 +50,12 @@ fn convert(message: &JsonMap, format: ContentFormat) -> Result<Json, NoKeyReason
             calls.iter().map(|call| tool_call(call, role == "assistant")).collect();
         rest.push(entry("tool_calls", Json::seq(calls?)));
     }
-    rest.extend(tools::list(message.get("tools"), tools::count_in(&role))?.map(|list| entry("tools", Json::seq(list))));
-    rest.extend(optional_bool(message, "prefix")?.map(|prefix| entry("prefix", Json::Bool(prefix))));
+    rest.extend(
+        tools::list(message.get("tools"), tools::count_in(&role), rules)?.map(|list| entry("tools", Json::seq(list))),
+    );
+    if rules.knows_prefix {
+        rest.extend(optional_bool(message, "prefix")?.map(|prefix| entry("prefix", Json::Bool(prefix))));
+    }
 
     let content = content(message, &role, format)?;
     let mut out = vec![entry("role", Json::str(role))];

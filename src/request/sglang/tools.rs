@@ -1,17 +1,18 @@
 //! Tools: as SGLang's classes print them, and which of them the template gets.
 
+use super::Rules;
 use super::numbers::as_orjson;
 use super::schema::standard_types;
 use crate::nokey::NoKeyReason;
-use crate::request::field::{bad, optional_bool, optional_str};
+use crate::request::field::{bad, bool_field, optional_bool, optional_str};
 use crate::request::json::{Json, JsonMap, Text};
 
 /// Roles whose messages may bring tools that count.
 const TOOL_ROLES: [&str; 3] = ["root", "system", "developer"];
 
-/// `Tool.model_dump()`: the keys of the function in the client's order, the absent ones after them, and
-/// `defer_loading` in any case. `counts`: the types of its schema are made standard ones.
-pub fn dump(tool: &Json, counts: bool) -> Result<Json, NoKeyReason> {
+/// `Tool.model_dump()`: the keys of the function in the client's order, the absent ones after them (or in that of the
+/// class), and `defer_loading` in any case. `counts`: the types of its schema are made standard ones.
+fn dump(tool: &Json, counts: bool, rules: Rules) -> Result<Json, NoKeyReason> {
     let tool = tool.as_map().ok_or_else(|| bad("tools: an entry is no object"))?;
     let function = tool.get("function").and_then(Json::as_map).ok_or_else(|| bad("tools: an entry has no function"))?;
     let kind = match tool.get("type") {
@@ -19,7 +20,7 @@ pub fn dump(tool: &Json, counts: bool) -> Result<Json, NoKeyReason> {
         Some(kind) => kind.as_str().ok_or_else(|| bad("tools: a type that is no string"))?,
     };
     let defer = optional_bool(tool, "defer_loading")?;
-    let function = dump_function(function, defer, counts)?;
+    let function = dump_function(function, defer, counts, rules)?;
     Ok(Json::map(vec![
         (Text::from("type"), Json::str(kind)),
         (Text::from("function"), function),
@@ -27,21 +28,30 @@ pub fn dump(tool: &Json, counts: bool) -> Result<Json, NoKeyReason> {
     ]))
 }
 
-fn dump_function(function: &JsonMap, outer_defer: Option<bool>, counts: bool) -> Result<Json, NoKeyReason> {
+fn dump_function(
+    function: &JsonMap,
+    outer_defer: Option<bool>,
+    counts: bool,
+    rules: Rules,
+) -> Result<Json, NoKeyReason> {
     let name = function.get("name").and_then(Json::as_str).ok_or_else(|| bad("tools: a function without a name"))?;
     let description = optional_str(function, "description")?.map_or(Json::Null, Json::str);
     let mut parameters = as_orjson(function.get("parameters").unwrap_or(&Json::Null));
     if counts {
         parameters = standard_types(&parameters).unwrap_or(parameters);
     }
-    let strict = optional_bool(function, "strict")?.map(Json::Bool);
+    let strict = match rules.tools_as_sent {
+        true => optional_bool(function, "strict")?,
+        false => Some(bool_field(function, "strict", false)?),
+    };
+    let strict = strict.map(Json::Bool);
     let defer = optional_bool(function, "defer_loading")?.or(outer_defer).map(Json::Bool);
     // In the order of the class.
     let mut fields = vec![("description", description), ("name", Json::str(name)), ("parameters", parameters)];
     fields.extend(strict.map(|strict| ("strict", strict)));
     fields.extend(defer.map(|defer| ("defer_loading", defer)));
     let mut out = Vec::with_capacity(fields.len());
-    for (key, _) in function.iter() {
+    for (key, _) in function.iter().filter(|_| rules.tools_as_sent) {
         if let Some(at) = fields.iter().position(|(name, _)| *name == key.as_str()) {
             let (name, value) = fields.remove(at);
             out.push((Text::from(name), value));
@@ -52,10 +62,12 @@ fn dump_function(function: &JsonMap, outer_defer: Option<bool>, counts: bool) ->
 }
 
 /// A list of tools, dumped; `None` where there is none.
-pub fn list(value: Option<&Json>, counts: bool) -> Result<Option<Vec<Json>>, NoKeyReason> {
+pub fn list(value: Option<&Json>, counts: bool, rules: Rules) -> Result<Option<Vec<Json>>, NoKeyReason> {
     match value {
         None | Some(Json::Null) => Ok(None),
-        Some(Json::Seq(tools)) => tools.0.iter().map(|tool| dump(tool, counts)).collect::<Result<_, _>>().map(Some),
+        Some(Json::Seq(tools)) => {
+            tools.0.iter().map(|tool| dump(tool, counts, rules)).collect::<Result<_, _>>().map(Some)
+        }
         Some(_) => Err(bad("tools: not an array")),
     }
 }
@@ -70,8 +82,8 @@ fn name(tool: &Json) -> Option<&str> {
 }
 
 /// The tools that the template gets: of the request's, not those of its messages. `messages`: as the engine has them.
-pub fn chosen(body: &JsonMap, messages: &[Json]) -> Result<Option<Vec<Json>>, NoKeyReason> {
-    let own = list(body.get("tools"), true)?.unwrap_or_default();
+pub fn chosen(body: &JsonMap, messages: &[Json], rules: Rules) -> Result<Option<Vec<Json>>, NoKeyReason> {
+    let own = list(body.get("tools"), true, rules)?.unwrap_or_default();
     let in_messages = messages.iter().filter_map(|message| {
         let message = message.as_map()?;
         count_in(message.get("role")?.as_str()?).then(|| message.get("tools")?.as_seq())?
