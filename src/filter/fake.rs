@@ -28,6 +28,8 @@ pub struct Fake {
     pub resumed: RefCell<Vec<u32>>,
     /// Queues registered by this VM, in order.
     pub registered: RefCell<Vec<String>>,
+    /// Whether headers are refused.
+    pub refuses_headers: Cell<bool>,
 }
 
 impl Fake {
@@ -42,6 +44,7 @@ impl Fake {
             headers: RefCell::default(),
             resumed: RefCell::default(),
             registered: RefCell::default(),
+            refuses_headers: Cell::new(false),
         }
     }
 
@@ -96,6 +99,9 @@ impl Host for Fake {
         self.stream.set(0);
     }
     fn set_request_header(&self, name: &str, value: &str) -> bool {
+        if self.refuses_headers.get() {
+            return false;
+        }
         self.headers.borrow_mut().insert((self.stream.get(), name.to_owned()), value.to_owned());
         true
     }

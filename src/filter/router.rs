@@ -542,3 +542,7 @@ fn budget(job: &Job) -> u64 {
 #[cfg(test)]
 #[path = "router_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "router_reasons_tests.rs"]
+mod reasons_tests;

@@ -9,15 +9,15 @@ use crate::filter::fake::Fake;
 use crate::pack::tests::pack_named;
 use crate::routing::Policy;
 
-const MODEL: &str = "m";
+pub(super) const MODEL: &str = "m";
 
-fn packs(name: &str) -> Vec<Pack> {
+pub(super) fn packs(name: &str) -> Vec<Pack> {
     // The directory behind a pack is named after it: one a test.
     let pack = pack_named(&format!("router-{name}"));
     Pack::parse(pack).unwrap()
 }
 
-fn config(packs: &[Pack], more: Value) -> Config {
+pub(super) fn config(packs: &[Pack], more: Value) -> Config {
     let mut config = json!({"role": "router", "secret": "s",
         "models": [{"name": MODEL, "pack": packs[0].name(), "block_size": 4}],
         "replicas": [{"address": "10.0.0.1:1", "model": MODEL}]});
@@ -27,11 +27,11 @@ fn config(packs: &[Pack], more: Value) -> Config {
     Config::from_value(&config).unwrap()
 }
 
-fn body(text: &str) -> Vec<u8> {
+pub(super) fn body(text: &str) -> Vec<u8> {
     json!({"model": MODEL, "messages": [{"role": "user", "content": text}]}).to_string().into_bytes()
 }
 
-fn submit(vm: &mut Router, host: &Fake, stream: u32, setup: &Rc<Setup>, text: &str) -> Submitted {
+pub(super) fn submit(vm: &mut Router, host: &Fake, stream: u32, setup: &Rc<Setup>, text: &str) -> Submitted {
     host.stream.set(stream);
     let submitted = vm.submit(stream, setup.clone(), Api::ChatCompletions, body(text), host);
     host.stream.set(0);
