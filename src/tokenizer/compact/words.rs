@@ -66,10 +66,13 @@ impl Key {
         Some(Key::of(raw as u64, (raw >> 64) as u64, len))
     }
 
+    /// The first of its two places.
     #[inline(always)]
     fn slot(self) -> usize {
-        let mixed = (self.0 ^ self.1.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.1;
-        (mixed.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 40) as usize & (ENTRIES - 1)
+        let mixed = (self.0 ^ self.1.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The last bytes of a word are the highest ones, which only a shift brings down.
+        let mixed = (mixed ^ mixed >> 32 ^ self.1).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        (mixed >> (64 - ENTRIES.ilog2())) as usize & (ENTRIES - 2)
     }
 }
 
@@ -105,7 +108,7 @@ impl Words {
     #[inline(always)]
     pub fn get(&mut self, key: Key, out: &mut Vec<TokenId>) -> bool {
         let slot = key.slot();
-        for at in [slot, slot ^ 1] {
+        for at in [slot, slot | 1] {
             if let Some(entry) = self.entries.get(at)
                 && entry.key == key
             {
@@ -153,7 +156,7 @@ impl Words {
         }
         let slot = key.slot();
         let older = self.entries.get(slot).copied();
-        if let (Some(older), Some(second)) = (older, self.entries.get_mut(slot ^ 1)) {
+        if let (Some(older), Some(second)) = (older, self.entries.get_mut(slot | 1)) {
             *second = older;
         }
         if let Some(first) = self.entries.get_mut(slot) {
@@ -168,4 +171,38 @@ fn long_slot(word: &[u8]) -> usize {
     let mixed =
         (part(0) ^ last.rotate_left(23)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part(8) ^ part(16).rotate_left(41);
     ((mixed ^ word.len() as u64).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 40) as usize & (LONG_ENTRIES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_words_of_one_place_stay_both() {
+        let key = |i: u32| Key::of(u64::from(i), 0, 4);
+        let first = key(1);
+        let others: Vec<Key> = (2..).map(key).filter(|other| other.slot() == first.slot()).take(2).collect();
+        let mut words = Words::default();
+        let known = |words: &mut Words, key| words.get(key, &mut Vec::new());
+        words.put_short(first, &[1]);
+        words.put_short(others[0], &[2]);
+        assert!(known(&mut words, first) && known(&mut words, others[0]));
+        words.put_short(others[1], &[3]);
+        assert!(!known(&mut words, first) && known(&mut words, others[0]) && known(&mut words, others[1]));
+    }
+
+    #[test]
+    fn words_that_differ_in_one_byte_lie_apart() {
+        // Of words alike but for one byte, as many share a place as chance would have it.
+        for at in 0..15 {
+            let slots: std::collections::HashSet<usize> = (b'a'..=b'z')
+                .map(|letter| {
+                    let mut word = *b" abcdefghijklmno";
+                    word[at] = letter;
+                    Key::new(&word, 0, 15).unwrap().slot()
+                })
+                .collect();
+            assert!(slots.len() >= 24, "byte {at}: {} places", slots.len());
+        }
+    }
 }
