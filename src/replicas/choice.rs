@@ -116,7 +116,7 @@ impl Fleet {
         let replica = self.world.book.replica(id).and_then(|idx| self.world.members.get(idx));
         let Some((column, key)) = replica.and_then(|r| Some((r.column?, r.key))) else { return };
         if !hashes.is_empty() {
-            self.world.predictions.add(id, column, &hashes);
+            self.world.predictions.add(id, column, hashes.clone());
             self.tells.push(Tell::Predict(id.0, key, hashes));
         }
     }

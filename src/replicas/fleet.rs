@@ -320,24 +320,24 @@ impl Fleet {
         if replaced {
             self.world.predictions.drop_slot(message.slot);
         }
-        for tell in &message.tells {
+        for tell in message.tells {
             match tell {
                 Tell::Load(..) => {}
                 Tell::Predict(booking, key, hashes) => {
-                    let column = self.world.members.of_key(*key).and_then(|i| self.world.members.get(i)?.column);
+                    let column = self.world.members.of_key(key).and_then(|i| self.world.members.get(i)?.column);
                     if let Some(column) = column {
-                        let by = foreign_booking(message.slot, *booking);
+                        let by = foreign_booking(message.slot, booking);
                         self.world.predictions.add(by, column, hashes);
                         // Should its end never be told.
                         self.world.predictions.expire(by, now.after(60 * SECOND));
                     }
                 }
                 Tell::Settle(booking, 0) => {
-                    self.world.predictions.drop(foreign_booking(message.slot, *booking));
+                    self.world.predictions.drop(foreign_booking(message.slot, booking));
                 }
                 Tell::Settle(booking, ms) => {
-                    let by = foreign_booking(message.slot, *booking);
-                    self.world.predictions.expire(by, now.after(u64::from(*ms) * MS));
+                    let by = foreign_booking(message.slot, booking);
+                    self.world.predictions.expire(by, now.after(u64::from(ms) * MS));
                 }
             }
         }

@@ -48,7 +48,7 @@ impl World {
             book: Book::default(),
             peers: Peers::default(),
             foreign: Vec::new(),
-            predictions: Predictions::default(),
+            predictions: Predictions::new(seed.rotate_left(21)),
             homes: Homes::default(),
             recent: Vec::new(),
             ranging: None,
@@ -195,11 +195,9 @@ impl Target for World {
         self.index.store(column, tier, parent, hashes, ends);
         if !self.predictions.is_empty() {
             let block_size = self.members.get(idx).map_or(0, |r| r.block_size);
-            for hash in hashes {
-                if let Some(by) = self.predictions.stored(column, *hash) {
-                    self.book.prefilled(by, idx, f64::from(block_size));
-                }
-            }
+            let book = &mut self.book;
+            let blocks = |count| f64::from(block_size) * count as f64;
+            self.predictions.stored(column, hashes, |by, count| book.prefilled(by, idx, blocks(count)));
         }
         true
     }
