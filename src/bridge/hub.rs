@@ -22,8 +22,9 @@ use crate::feed::{Epoch, FeedReplicaId};
 
 /// A batch of nothing goes out when there was none for so long.
 pub const HEARTBEAT: Duration = Duration::from_millis(100);
-/// Changes wait so long for company.
-const LINGER: Duration = Duration::from_millis(1);
+/// Changes wait for company until the last batch is so old. The first ones after a pause go out at once; of many, each
+/// batch costs every worker a turn, and what an engine does in one of its steps comes in pieces.
+const LINGER: Duration = Duration::from_millis(4);
 /// Bytes of records in one frame, give or take one record.
 const FRAME_BYTES: usize = 256 << 10;
 
