@@ -1,6 +1,6 @@
 //! The real host.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -20,8 +20,16 @@ pub struct Envoy {
     pub root: u32,
 }
 
+/// A counter: Envoy's number of it, and what it is not told of yet.
+#[derive(Default)]
+struct Count {
+    metric: Option<Option<u32>>,
+    more: u64,
+}
+
 thread_local! {
-    static COUNTERS: RefCell<HashMap<Counter, Option<u32>>> = RefCell::default();
+    static COUNTERS: RefCell<HashMap<Counter, Count>> = RefCell::default();
+    static LOG_LEVEL: Cell<u32> = const { Cell::new(LogLevel::Info as u32) };
     static GAUGES: RefCell<HashMap<(Gauge, u32), Option<u32>>> = RefCell::default();
 }
 
@@ -82,12 +90,22 @@ impl Host for Envoy {
         proxy_wasm::hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout).is_ok()
     }
     fn count(&self, counter: Counter, by: u64) {
-        let id = COUNTERS.with_borrow_mut(|known| {
-            *known.entry(counter).or_insert_with(|| sys::metric(MetricType::Counter, &counter.name()))
+        COUNTERS.with_borrow_mut(|known| {
+            let count = known.entry(counter).or_default();
+            count.more = count.more.saturating_add(by);
         });
-        if let Some(id) = id {
-            sys::increment(id, by.min(i64::MAX as u64) as i64);
-        }
+    }
+    fn refresh(&self) {
+        COUNTERS.with_borrow_mut(|known| {
+            for (counter, count) in known.iter_mut().filter(|(_, count)| count.more > 0) {
+                let more = std::mem::take(&mut count.more);
+                let define = || sys::metric(MetricType::Counter, &counter.name());
+                if let Some(metric) = count.metric.get_or_insert_with(define) {
+                    sys::increment(*metric, more.min(i64::MAX as u64) as i64);
+                }
+            }
+        });
+        LOG_LEVEL.set(sys::log_level());
     }
     fn gauge(&self, gauge: Gauge, slot: u32, value: u64) {
         let id = GAUGES.with_borrow_mut(|known| {
@@ -101,7 +119,7 @@ impl Host for Envoy {
         memory::used()
     }
     fn logs(&self, at: Level) -> bool {
-        sys::logs(level(at))
+        level(at) as u32 >= LOG_LEVEL.get()
     }
     fn log(&self, at: Level, line: &str) {
         sys::log(level(at), line);

@@ -115,6 +115,7 @@ impl Host for Fake {
     fn count(&self, counter: Counter, by: u64) {
         *self.counters.borrow_mut().entry(counter.name()).or_default() += by;
     }
+    fn refresh(&self) {}
     fn gauge(&self, _gauge: Gauge, _slot: u32, _value: u64) {}
     fn memory_used(&self) -> usize {
         0

@@ -31,13 +31,15 @@ pub trait Host: Shared {
     fn resume(&self) -> bool;
     /// Sends a GET; its answer comes by itself. False: it was not sent.
     fn get(&self, cluster: &str, path: &str, secret: &str, timeout_ms: u64) -> bool;
-    /// Adds to a counter.
+    /// Adds to a counter. Envoy shows it after the next [`Host::refresh`].
     fn count(&self, counter: Counter, by: u64);
+    /// With every tick: hands over what was counted, and asks how loud the log is to be.
+    fn refresh(&self);
     /// Sets a gauge of a slot.
     fn gauge(&self, gauge: Gauge, slot: u32, value: u64);
     /// Bytes that this VM has allocated and not given back.
     fn memory_used(&self) -> usize;
-    /// Whether a line of this level would be written.
+    /// Whether a line of this level would be written, as far as is known since the last tick.
     fn logs(&self, level: Level) -> bool;
     /// Writes a line to the log.
     fn log(&self, level: Level, line: &str);

@@ -31,6 +31,8 @@ use crate::tokenizer::memory::PromptMemory;
 
 /// How long the first requests of a VM may wait for the first snapshot, within their own time budget.
 const FIRST_SYNC: u64 = 2 * SECOND;
+/// How often the fleet's time passes. Ticks may come more often.
+const FLEET_TICK: u64 = 10 * MS;
 /// Milliseconds between ticks while nothing waits.
 pub const IDLE_TICK: u32 = 50;
 
@@ -95,6 +97,8 @@ pub struct Router {
     flights: HashMap<u32, Flight>,
     outcomes: HashMap<u32, String>,
     first_request: Option<Time>,
+    /// When the fleet's time passed last.
+    passed: Time,
 }
 
 fn settings(config: &Config) -> FleetSettings {
@@ -127,6 +131,7 @@ impl Router {
             flights: HashMap::new(),
             outcomes: HashMap::new(),
             first_request: None,
+            passed: Time(0),
         };
         router.apply();
         Ok(router)
@@ -228,8 +233,12 @@ impl Router {
             self.turns.called(now);
         }
         if cause == Cause::Tick {
+            host.refresh();
             self.turns.ticked();
-            self.fleet.tick(now);
+            if now.since(self.passed) >= FLEET_TICK {
+                self.passed = now;
+                self.fleet.tick(now);
+            }
             let jobs = self.jobs();
             if self.link.tick(host, &mut self.fleet, jobs, now) {
                 host.gauge(Gauge::LongestSlice, self.link.slot().unwrap_or(0), self.turns.take_longest() >> 10);

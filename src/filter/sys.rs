@@ -3,6 +3,8 @@
 //! The SDK's own wrappers panic on a status that they do not expect, or on a header that is not UTF-8; here every
 //! failure is an `Option` or a `bool`. Only `dispatch_http_call` stays with the SDK, whose dispatcher must know
 //! the token.
+//!
+//! Of Envoy 1.40 a call costs about 0.1 us; one that gives memory 0.7 us, since Envoy asks the module for it.
 
 use proxy_wasm::types::{BufferType, LogLevel, MapType, MetricType};
 
@@ -82,11 +84,11 @@ pub fn log(level: LogLevel, message: &str) {
     unsafe { proxy_log(level, message.as_ptr(), message.len()) };
 }
 
-/// Whether a message of this level would be written.
-pub fn logs(level: LogLevel) -> bool {
+/// The level from which on messages are written.
+pub fn log_level() -> u32 {
     let mut current = LogLevel::Info as u32;
     unsafe { proxy_get_log_level(&raw mut current) };
-    level as u32 >= current
+    current
 }
 
 /// Nanoseconds of the monotonic clock, which all VMs of one Envoy share.
