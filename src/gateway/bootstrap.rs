@@ -56,6 +56,9 @@ pub struct Bootstrap {
     pub route_timeout_s: u32,
     /// Listeners by LDS and the router's configuration by ECDS, from files that [`super::Envoy::update`] rewrites.
     pub dynamic: bool,
+    /// A proxy-wasm module to stand where the filter would, with [`Balancing::WithoutFilter`]: to measure what any
+    /// filter costs.
+    pub in_place: Option<PathBuf>,
     /// Further fields for the cluster of the replicas (`outlier_detection`, say); they replace the own ones.
     pub cluster: Value,
 }
@@ -81,6 +84,7 @@ impl Default for Bootstrap {
             retries: 2,
             route_timeout_s: 0,
             dynamic: false,
+            in_place: None,
             cluster: json!({}),
         }
     }
@@ -214,7 +218,12 @@ impl Bootstrap {
                 };
                 vec![strip_filter(), kvroute, session_filter(), router]
             }
-            Balancing::WithoutFilter => vec![strip_filter(), session_filter(), router],
+            Balancing::WithoutFilter => {
+                let other =
+                    |wasm| json!({"name": "other", "typed_config": wasm_filter("other", wasm, "other", &json!({}))});
+                let other = self.in_place.iter().map(|wasm| other(wasm));
+                [strip_filter()].into_iter().chain(other).chain([session_filter(), router]).collect()
+            }
             _ => vec![router],
         };
         let mut route = json!({"cluster": "replicas", "timeout": format!("{}s", self.route_timeout_s)});
