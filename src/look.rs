@@ -82,8 +82,13 @@ pub struct ReplicaState {
     pub model: String,
     /// `exact`, `catching_up`, `stale` or `no_events`.
     pub trust: String,
+    /// Why: a reason of the bridge's (see its `/kvroute/v1/replicas`), or of the worker's own: `syncing`,
+    /// `bridge_quiet`, `bridge_silent`, `not_in_the_feed`.
+    pub trust_reason: String,
     /// Blocks that it is believed to hold.
     pub blocks: u64,
+    /// Of those, blocks from before a gap in its events that nothing has confirmed since.
+    pub unconfirmed_blocks: u64,
     /// Blocks that it is expected to hold soon.
     pub predicted_blocks: u64,
     /// Blocks that its cache can hold; 0 when unknown.
@@ -172,12 +177,16 @@ pub struct Candidate {
     pub rank: u32,
     /// See [`ReplicaState::trust`].
     pub trust: String,
+    /// See [`ReplicaState::trust_reason`].
+    pub trust_reason: String,
     /// Blocks of the prompt, from its start, that it holds.
     pub matched_blocks: u64,
     /// Tokens of the prompt that it would have to compute.
     pub uncached_tokens: u64,
     /// Of those that it need not, tokens whose blocks are only predicted.
     pub predicted_tokens: u64,
+    /// And tokens whose blocks are not confirmed.
+    pub unconfirmed_tokens: u64,
     /// Its load.
     pub load: Load,
     /// What the request would cost there, in tokens of prefill; the least wins.

@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use kvroute::blocks::BlockHash;
 use kvroute::clock::{MS, Time};
 use kvroute::feed::batch::{Batch, BatchHeader};
+use kvroute::feed::digest::{self, DRAWERS, Digests, drawer};
 use kvroute::feed::record::{Record, ReplicaInfo, Tier, Trust};
 use kvroute::feed::snapshot::Snapshot;
+use kvroute::feed::sync::Pull;
 use kvroute::feed::{Epoch, FeedReplicaId};
 use kvroute::replicas::{Fleet, FleetSettings};
 
@@ -81,6 +83,7 @@ impl Bridge {
             rank: 0,
             capacity_blocks: 0,
             trust: Trust::Exact,
+            ..ReplicaInfo::default()
         })
     }
 
@@ -89,15 +92,38 @@ impl Bridge {
         Batch { header: BatchHeader { epoch: self.epoch, seq: self.seq }, records }.encode()
     }
 
+    fn reply(&self, truth: &Truth, pull: Pull, most: usize) -> Vec<u8> {
+        match pull {
+            Pull::Range { from, through } => self.answer(truth, from, through, most),
+            Pull::Digests { from } => self.digests(truth, from),
+        }
+    }
+
+    /// Digests from the drawer of `from` on, summand by summand.
+    fn digests(&self, truth: &Truth, from: u64) -> Vec<u8> {
+        let mut drawers = vec![0u64; DRAWERS];
+        for (name, blocks) in &truth.held {
+            let (holds, ends) = digest::holder(self.id(*name));
+            for ((tier, hash), end) in blocks {
+                let of = if *end { holds.wrapping_add(ends) } else { holds };
+                let summand = digest::block(BlockHash(*hash), *tier).wrapping_mul(of);
+                drawers[drawer(*hash)] = drawers[drawer(*hash)].wrapping_add(summand);
+            }
+        }
+        drawers.drain(..drawer(from));
+        let replicas = truth.held.keys().map(|name| self.info(*name)).collect();
+        Digests { epoch: self.epoch, seq: self.seq, from, drawers, replicas }.encode()
+    }
+
     /// The range that begins at `from`, of about `most` blocks.
-    fn answer(&self, truth: &Truth, from: u64, most: usize) -> Vec<u8> {
+    fn answer(&self, truth: &Truth, from: u64, to: u64, most: usize) -> Vec<u8> {
         let mut records: Vec<_> = truth.held.keys().map(|name| self.info(*name)).collect();
         let hashes: BTreeSet<u64> =
-            truth.held.values().flat_map(|b| b.keys().map(|k| k.1)).filter(|h| *h >= from).collect();
-        let through = hashes.iter().nth(most).map_or(u64::MAX, |h| h - 1);
+            truth.held.values().flat_map(|b| b.keys().map(|k| k.1)).filter(|h| (from..=to).contains(h)).collect();
+        let through = hashes.iter().nth(most).map_or(to, |h| h - 1);
         let names: Vec<u64> = truth.held.keys().copied().collect();
         for group in names.chunks(64) {
-            for tier in [Tier::Gpu, Tier::Cpu, Tier::Disk] {
+            for tier in Tier::ALL {
                 let mut blocks = Vec::new();
                 for hash in hashes.range(..=through) {
                     let (mut holders, mut ends) = (0, 0);
@@ -132,7 +158,7 @@ impl Worker {
     }
 
     /// One turn of its loop, with `steps` pieces of work at most.
-    fn turn(&mut self, now: u64, steps: usize, ask: &mut dyn FnMut(u64) -> (u64, Option<Vec<u8>>)) {
+    fn turn(&mut self, now: u64, steps: usize, ask: &mut dyn FnMut(Pull) -> (u64, Option<Vec<u8>>)) {
         while self.answers.front().is_some_and(|(at, _)| *at <= now) {
             match self.answers.pop_front().unwrap().1 {
                 Some(bytes) => {
@@ -150,8 +176,8 @@ impl Worker {
             let Some(frame) = self.queue.pop_front() else { break };
             self.fleet.on_frame(&frame, Time(now));
         }
-        if let Some(from) = self.fleet.next_pull(Time(now)) {
-            self.answers.push_back(ask(from));
+        if let Some(pull) = self.fleet.next_pull(Time(now)) {
+            self.answers.push_back(ask(pull));
         }
         self.fleet.tick(Time(now));
     }
@@ -185,7 +211,8 @@ impl Sim {
             records.push(self.bridge.info(name));
             BTreeMap::new()
         });
-        let tier = [Tier::Gpu, Tier::Gpu, Tier::Gpu, Tier::Cpu, Tier::Disk][self.dice.below(5) as usize];
+        let tier =
+            [Tier::Gpu, Tier::Gpu, Tier::Gpu, Tier::Cpu, Tier::Disk, Tier::Unconfirmed][self.dice.below(6) as usize];
         let block = |n: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         match self.dice.below(200) {
             0 => {
@@ -256,11 +283,11 @@ impl Sim {
             }
             let steps = 1 + self.dice.below(60) as usize;
             let (bridge, truth, dice, now) = (&self.bridge, &self.truth, &mut self.dice, self.now);
-            let mut ask = |from| {
+            let mut ask = |pull| {
                 let lost = faults && dice.one_in(10);
                 let delay = 1 + dice.below(8);
                 let most = 100 + dice.below(2000) as usize;
-                (now + delay * MS, (!lost).then(|| bridge.answer(truth, from, most)))
+                (now + delay * MS, (!lost).then(|| bridge.reply(truth, pull, most)))
             };
             self.workers[at].turn(now, steps, &mut ask);
         }

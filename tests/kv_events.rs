@@ -65,6 +65,8 @@ fn scenarios(config: &Path) -> Vec<Scenario> {
 #[derive(Default)]
 struct Worker {
     held: Held,
+    /// From before a gap, and not confirmed since.
+    perhaps: BTreeSet<BlockHash>,
 }
 
 impl Worker {
@@ -80,7 +82,14 @@ impl Worker {
                 Record::Removed { tier: Tier::Gpu, hashes, .. } => {
                     hashes.iter().for_each(|h| assert!(self.held.remove(h).is_some(), "removed without need"));
                 }
-                Record::Cleared(_) => self.held.clear(),
+                Record::Stored { tier: Tier::Unconfirmed, hashes, .. } => self.perhaps.extend(hashes),
+                Record::Removed { tier: Tier::Unconfirmed, hashes, .. } => {
+                    hashes.iter().for_each(|h| assert!(self.perhaps.remove(h), "removed without need"));
+                }
+                Record::Cleared(_) => {
+                    self.held.clear();
+                    self.perhaps.clear();
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -345,8 +354,8 @@ fn lost_and_replayed(checks: &mut Checks<'_>, scenarios: &[Scenario], expected: 
     }
 }
 
-/// Each frame lost and not to be had again: nothing may be claimed for ever that the engine dropped, so after the
-/// engine cleared its cache both must agree again.
+/// Each frame lost and not to be had again: nothing is called confirmed that the engine does not hold, and after the
+/// engine cleared its cache both agree again.
 fn lost_for_good(checks: &mut Checks<'_>, scenarios: &[Scenario]) {
     let frames: Vec<&Frame> = scenarios.iter().flat_map(|s| &s.frames).collect();
     for lost in 1..frames.len().saturating_sub(1) {
@@ -368,6 +377,9 @@ fn lost_for_good(checks: &mut Checks<'_>, scenarios: &[Scenario]) {
                     difference(&format!("frame {lost} lost for good, at {i}"), &worker.held, &expected)
                 });
             } else if i > lost {
+                let expected = oracle.held();
+                let wrong = worker.held.keys().filter(|h| !expected.contains_key(h)).count();
+                checks.check(wrong == 0, || format!("frame {lost} lost for good, at {i}: {wrong} confirmed, not held"));
                 checks.check(stream.state(0).0 != Trust::Exact, || format!("frame {lost} lost, yet exact"));
             }
         }

@@ -16,7 +16,8 @@ use tokio::sync::watch;
 use super::shards::Shards;
 use crate::blocks::BlockHash;
 use crate::feed::batch::{Batch, BatchHeader};
-use crate::feed::record::{LoadReport, Record, ReplicaInfo, Tier, hit_ends_at};
+use crate::feed::digest::{Digests, bounds, drawer};
+use crate::feed::record::{LoadReport, Record, ReplicaInfo, Tier, Trust, hit_ends_at};
 use crate::feed::snapshot::{MAX_ANSWER_BYTES, Snapshot};
 use crate::feed::{Epoch, FeedReplicaId};
 
@@ -27,6 +28,8 @@ pub const HEARTBEAT: Duration = Duration::from_millis(100);
 const LINGER: Duration = Duration::from_millis(4);
 /// Bytes of records in one frame, give or take one record.
 const FRAME_BYTES: usize = 256 << 10;
+/// Entries looked at for one answer of digests, which takes some milliseconds.
+const MAX_DIGESTED: usize = 1 << 20;
 
 /// A sealed batch.
 #[derive(Clone, Debug)]
@@ -176,14 +179,9 @@ impl Hub {
         for record in records {
             match &record {
                 Record::Stored { replica, tier, ends, hashes, .. } => {
-                    for (i, hash) in hashes.iter().enumerate() {
-                        let end = hit_ends_at(ends, i);
-                        inner.shards.store(*replica, *tier, *hash, end);
-                    }
+                    inner.shards.store(*replica, *tier, hashes, |i| hit_ends_at(ends, i));
                 }
-                Record::Removed { replica, tier, hashes } => {
-                    hashes.iter().for_each(|hash| inner.shards.remove(*replica, *tier, *hash));
-                }
+                Record::Removed { replica, tier, hashes } => inner.shards.remove(*replica, *tier, hashes),
                 Record::Cleared(replica) => inner.wipe(*replica, wiped),
                 _ => {}
             }
@@ -240,13 +238,30 @@ impl Hub {
         }
     }
 
-    /// The snapshot of the range that begins at `from`.
-    pub fn snapshot(&self, from: u64) -> Snapshot {
+    /// The digests of the drawers from that of `from` on.
+    pub fn digests(&self, from: u64) -> Digests {
         let mut inner = self.lock();
+        self.settle(&mut inner);
+        let infos = || inner.replicas.values().filter_map(|entry| entry.info.as_ref());
+        let told: Vec<_> = infos().filter(|info| info.trust != Trust::NoEvents).map(|info| info.id).collect();
+        let first = drawer(from);
+        let drawers = inner.shards.digests(first, &told, MAX_DIGESTED);
+        let replicas = infos().cloned().map(Record::Replica).collect();
+        Digests { epoch: inner.epoch, seq: inner.seq, from: bounds(first).0, drawers, replicas }
+    }
+
+    /// Seals what waits, so that a batch stands for all that is known.
+    fn settle(&self, inner: &mut Inner) {
         if !inner.pending.is_empty() || inner.seq == 0 {
             inner.seal();
             self.changed.send_replace(());
         }
+    }
+
+    /// The snapshot of the range that begins at `from` and ends at `to` or before.
+    pub fn snapshot(&self, from: u64, to: u64) -> Snapshot {
+        let mut inner = self.lock();
+        self.settle(&mut inner);
         let mut records = Vec::new();
         for (id, entry) in &inner.replicas {
             let Some(info) = &entry.info else { continue };
@@ -257,7 +272,7 @@ impl Hub {
             }
         }
         let told: usize = records.iter().map(size).sum();
-        let (held, through) = inner.shards.range(from, MAX_ANSWER_BYTES.saturating_sub(told + 1024).max(64 << 10));
+        let (held, through) = inner.shards.range(from, to, MAX_ANSWER_BYTES.saturating_sub(told + 1024).max(64 << 10));
         records.extend(held);
         Snapshot { epoch: inner.epoch, seq: inner.seq, from, through, records }
     }
@@ -293,11 +308,7 @@ impl Inner {
     }
 
     fn wipe(&mut self, replica: FeedReplicaId, held: &[BlockHash]) {
-        for hash in held {
-            for tier in [Tier::Gpu, Tier::Cpu, Tier::Disk] {
-                self.shards.remove(replica, tier, *hash);
-            }
-        }
+        Tier::ALL.into_iter().for_each(|tier| self.shards.remove(replica, tier, held));
     }
 }
 

@@ -15,9 +15,11 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
+use super::cache::Word;
 use super::config::ReplicaSpec;
 use super::scrape::Reading;
 use super::stream::Input;
+use crate::blocks::BlockHash;
 
 const FORMAT: u32 = 1;
 /// Lines that wait for the disk at most; more are counted as lost.
@@ -80,6 +82,7 @@ pub enum Noted {
     Replayed { seq: u64, payload: String },
     ReplayEnds { complete: bool },
     Reading(Reading),
+    Heard { chain: Vec<u64>, claimed: usize, cached: Option<usize> },
 }
 
 impl Noted {
@@ -96,6 +99,10 @@ impl Noted {
             Input::Replayed { seq, payload } => Noted::Replayed { seq: *seq, payload: BASE64_STANDARD.encode(payload) },
             Input::ReplayEnds { complete } => Noted::ReplayEnds { complete: *complete },
             Input::Reading(reading) => Noted::Reading((*reading).clone()),
+            Input::Heard(word) => {
+                let chain = word.chain.iter().map(|block| block.0).collect();
+                Noted::Heard { chain, claimed: word.claimed, cached: word.cached }
+            }
         }
     }
 
@@ -114,6 +121,10 @@ impl Noted {
             Noted::Replayed { seq, payload } => take(Input::Replayed { seq: *seq, payload: &bytes(payload)? }),
             Noted::ReplayEnds { complete } => take(Input::ReplayEnds { complete: *complete }),
             Noted::Reading(reading) => take(Input::Reading(reading)),
+            Noted::Heard { chain, claimed, cached } => {
+                let chain: Vec<BlockHash> = chain.iter().map(|block| BlockHash(*block)).collect();
+                take(Input::Heard(Word { chain: &chain, claimed: *claimed, cached: *cached }))
+            }
         })
     }
 }

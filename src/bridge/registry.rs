@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use super::cache::CacheConfig;
+use super::cache::{CacheConfig, Word};
 use super::checkpoint::Saved;
 use super::config::ReplicaSpec;
 use super::hub::Hub;
 use super::recording::Recorder;
 use super::replica::{Replica, State};
 use super::source::{self, Source};
+use super::stream::Input;
 use super::zmtp::Endpoint;
 use super::{BridgeConfig, ask, scrape};
+use crate::feed::word::Told;
 
 struct Followed {
     spec: ReplicaSpec,
@@ -108,6 +110,17 @@ impl Registry {
     /// All replicas.
     pub fn replicas(&self) -> Vec<Arc<Replica>> {
         self.lock().values().flat_map(|f| f.ranks.iter().cloned()).collect()
+    }
+
+    /// What router VMs tell of requests that they sent there.
+    pub fn heard(&self, told: &[Told]) {
+        let replicas = self.replicas();
+        for told in told {
+            if let Some(replica) = replicas.iter().find(|r| r.id == told.replica) {
+                let cached = told.cached.map(|cached| cached as usize);
+                replica.take(Input::Heard(Word { chain: &told.chain, claimed: told.claimed as usize, cached }));
+            }
+        }
     }
 
     /// Their states.

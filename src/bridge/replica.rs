@@ -57,7 +57,7 @@ pub struct State {
     pub seq: Option<u64>,
     pub last_event_age_ms: Option<u64>,
     pub blocks: std::collections::BTreeMap<&'static str, u64>,
-    pub unconfirmed_blocks: usize,
+    pub unconfirmed_blocks: u64,
     pub orphan_runs: usize,
     pub messages: u64,
     pub events: u64,
@@ -148,6 +148,8 @@ impl Replica {
             rank: self.rank,
             capacity_blocks: inner.stream.capacity,
             trust,
+            reason: reason.to_owned(),
+            dense: cache.dense(),
         });
     }
 
@@ -200,7 +202,7 @@ impl Replica {
         let inner = self.lock();
         let (stream, cache) = (&inner.stream, inner.stream.cache());
         let (trust, reason) = stream.state(self.now());
-        let [gpu, cpu, disk] = cache.held();
+        let [gpu, cpu, disk, unconfirmed] = cache.held();
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
         let load = inner.reading.as_ref();
         State {
@@ -218,7 +220,7 @@ impl Replica {
             seq: stream.cursor().next().and_then(|n| n.checked_sub(1)),
             last_event_age_ms: (stream.last_ts > 0.0).then(|| ((wall - stream.last_ts).max(0.0) * 1e3) as u64),
             blocks: [("gpu", gpu), ("cpu", cpu), ("disk", disk)].into(),
-            unconfirmed_blocks: cache.unconfirmed(),
+            unconfirmed_blocks: unconfirmed,
             orphan_runs: cache.orphans(),
             messages: stream.counts.messages,
             events: stream.counts.events,

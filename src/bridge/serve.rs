@@ -2,7 +2,9 @@
 //!
 //! | path | | answer |
 //! |---|---|---|
-//! | `/kvroute/v1/snapshot?from=<16 hex>[&epoch=<16 hex>]` | secret | a frame of [`crate::feed::snapshot`]; 409 when the bridge's epoch is another |
+//! | `/kvroute/v1/snapshot?from=<16 hex>[&through=<16 hex>][&epoch=<16 hex>]` | secret | a frame of [`crate::feed::snapshot`]; 409 when the bridge's epoch is another |
+//! | `/kvroute/v1/snapshot?digests&from=<16 hex>[&epoch=<16 hex>]` | secret | a frame of [`crate::feed::digest`] |
+//! | `POST` of either | secret | the same; the body is a frame of [`crate::feed::word`] |
 //! | `/kvroute/v1/replicas` | secret | JSON: replicas, Envoys, term, epoch, seq |
 //! | `/metrics` | | Prometheus text |
 //! | `/healthz` | | 200 |
@@ -11,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::Router;
-use axum::extract::{Query, State as Shared};
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Query, State as Shared};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
@@ -22,7 +25,7 @@ use super::push::{Envoy, EnvoyState};
 use super::registry::Registry;
 use super::replica::State;
 use super::scrape::exposition;
-use crate::feed::SNAPSHOT_PATH;
+use crate::feed::{SNAPSHOT_PATH, word};
 use crate::filter::secret;
 use crate::look::SECRET_HEADER;
 
@@ -41,6 +44,8 @@ pub struct Shown {
 #[derive(Deserialize)]
 struct Range {
     from: Option<String>,
+    through: Option<String>,
+    digests: Option<String>,
     epoch: Option<String>,
 }
 
@@ -57,7 +62,7 @@ struct Overview {
 /// The routes.
 pub fn routes(shown: Arc<Shown>) -> Router {
     Router::new()
-        .route(SNAPSHOT_PATH, get(snapshot))
+        .route(SNAPSHOT_PATH, get(snapshot).post(snapshot).layer(DefaultBodyLimit::max(word::MAX_BYTES)))
         .route("/kvroute/v1/replicas", get(replicas))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -72,20 +77,35 @@ fn error(status: StatusCode, text: &str) -> Response {
     (status, Json(serde_json::json!({ "error": text }))).into_response()
 }
 
-async fn snapshot(Shared(shown): Shared<Arc<Shown>>, Query(range): Query<Range>, headers: HeaderMap) -> Response {
+async fn snapshot(
+    Shared(shown): Shared<Arc<Shown>>,
+    Query(range): Query<Range>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     if !allowed(&shown, &headers) {
         return error(StatusCode::UNAUTHORIZED, "wrong or no x-kvroute-secret");
     }
-    let hex = |v: Option<&str>| v.map_or(Ok(0), |v| u64::from_str_radix(v, 16));
-    let Ok(from) = hex(range.from.as_deref()) else {
-        return error(StatusCode::BAD_REQUEST, "from: 16 hex digits");
+    let hex = |v: Option<&str>, default| v.map_or(Ok(default), |v| u64::from_str_radix(v, 16));
+    let ends = hex(range.from.as_deref(), 0).and_then(|from| Ok((from, hex(range.through.as_deref(), u64::MAX)?)));
+    let Some((from, through)) = ends.ok().filter(|(from, through)| from <= through) else {
+        return error(StatusCode::BAD_REQUEST, "from, through: 16 hex digits each, in order");
     };
     if let Some(epoch) = range.epoch.as_deref()
         && u64::from_str_radix(epoch, 16) != Ok(shown.hub.stats().epoch.id)
     {
         return error(StatusCode::CONFLICT, "another bridge than the one asked for");
     }
-    let frame = shown.hub.snapshot(from).encode();
+    if !body.is_empty() {
+        match word::decode(&body) {
+            Ok(told) => shown.registry.heard(&told),
+            Err(what) => return error(StatusCode::BAD_REQUEST, &format!("body: {what}")),
+        }
+    }
+    let frame = match range.digests {
+        Some(_) => shown.hub.digests(from).encode(),
+        None => shown.hub.snapshot(from, through).encode(),
+    };
     ([(header::CONTENT_TYPE, "application/octet-stream")], frame).into_response()
 }
 

@@ -1,7 +1,7 @@
 //! Block hash to holders, over all replicas: what snapshots are cut from.
 //!
-//! 4,096 hash tables by the top bits of the hash. Hashes are spread evenly, so a range of hashes is a few whole
-//! tables, and none ever grows by much at once. An entry holds the bits of 64 replicas in one tier.
+//! For each lane (64 replicas in one tier) 4,096 hash tables by the top bits of the hash. Hashes are spread evenly, so
+//! a range of hashes is a few whole tables, and none ever grows by much at once.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use hashbrown::hash_map::Entry;
 
 use crate::blocks::BlockHash;
 use crate::feed::FeedReplicaId;
+use crate::feed::digest::{self, DRAWERS, Holders, bounds, drawer};
 use crate::feed::record::{Record, Tier};
 
-const SHARD_BITS: u32 = 12;
 /// Bytes of one block in a snapshot.
 const BLOCK_BYTES: usize = 24;
 
@@ -27,17 +27,13 @@ struct Masks {
     ends: u64,
 }
 
-/// The map.
-#[derive(Debug)]
-pub struct Shards {
-    shards: Vec<HashMap<(u64, Lane), Masks>>,
-    entries: usize,
-}
+type Table = HashMap<u64, Masks>;
 
-impl Default for Shards {
-    fn default() -> Self {
-        Shards { shards: vec![HashMap::new(); 1 << SHARD_BITS], entries: 0 }
-    }
+/// The map.
+#[derive(Debug, Default)]
+pub struct Shards {
+    lanes: Vec<(Lane, Vec<Table>)>,
+    entries: usize,
 }
 
 fn place(replica: FeedReplicaId, tier: Tier) -> (Lane, u64) {
@@ -50,48 +46,100 @@ impl Shards {
         self.entries
     }
 
-    fn shard(&mut self, hash: BlockHash) -> &mut HashMap<(u64, Lane), Masks> {
-        &mut self.shards[(hash.0 >> (64 - SHARD_BITS)) as usize]
+    fn tables(&mut self, lane: Lane) -> &mut [Table] {
+        let at = match self.lanes.iter().position(|(l, _)| *l == lane) {
+            Some(at) => at,
+            None => {
+                let at = self.lanes.partition_point(|(l, _)| *l < lane);
+                self.lanes.insert(at, (lane, vec![Table::new(); DRAWERS]));
+                at
+            }
+        };
+        &mut self.lanes[at].1
     }
 
-    /// `replica` holds the block.
-    pub fn store(&mut self, replica: FeedReplicaId, tier: Tier, hash: BlockHash, end: bool) {
+    /// `replica` holds the blocks; whether a hit may end at number `i` says `end(i)`.
+    pub fn store(&mut self, replica: FeedReplicaId, tier: Tier, hashes: &[BlockHash], end: impl Fn(usize) -> bool) {
         let (lane, bit) = place(replica, tier);
-        let shard = self.shard(hash);
-        let before = shard.len();
-        let masks = shard.entry((hash.0, lane)).or_default();
-        masks.holders |= bit;
-        masks.ends = if end { masks.ends | bit } else { masks.ends & !bit };
-        let new = shard.len() - before;
+        let mut new = 0;
+        let tables = self.tables(lane);
+        for (part, some) in hashes.chunks(WARM).enumerate() {
+            warm(tables, some);
+            for (i, hash) in some.iter().enumerate() {
+                let masks = tables[drawer(hash.0)].entry(hash.0).or_default();
+                new += usize::from(masks.holders == 0);
+                masks.holders |= bit;
+                masks.ends = if end(part * WARM + i) { masks.ends | bit } else { masks.ends & !bit };
+            }
+        }
         self.entries += new;
     }
 
-    /// `replica` does not hold the block.
-    pub fn remove(&mut self, replica: FeedReplicaId, tier: Tier, hash: BlockHash) {
+    /// `replica` does not hold the blocks.
+    pub fn remove(&mut self, replica: FeedReplicaId, tier: Tier, hashes: &[BlockHash]) {
         let (lane, bit) = place(replica, tier);
-        let shard = self.shard(hash);
-        let Entry::Occupied(mut entry) = shard.entry((hash.0, lane)) else { return };
-        let masks = entry.get_mut();
-        masks.holders &= !bit;
-        masks.ends &= !bit;
-        if masks.holders == 0 {
-            entry.remove();
-            if shard.capacity() > 64 && shard.len() < shard.capacity() / 4 {
-                shard.shrink_to_fit();
+        let Some((_, tables)) = self.lanes.iter_mut().find(|(l, _)| *l == lane) else { return };
+        for some in hashes.chunks(WARM) {
+            warm(tables, some);
+            for hash in some {
+                let table = &mut tables[drawer(hash.0)];
+                let Entry::Occupied(mut entry) = table.entry(hash.0) else { continue };
+                let masks = entry.get_mut();
+                masks.holders &= !bit;
+                masks.ends &= !bit;
+                if masks.holders == 0 {
+                    entry.remove();
+                    if table.capacity() > 64 && table.len() < table.capacity() / 4 {
+                        table.shrink_to_fit();
+                    }
+                    self.entries -= 1;
+                }
             }
-            self.entries -= 1;
         }
     }
 
-    /// The blocks from `from` on, as many as fit into `max_bytes`, and the last hash of the range that they cover.
-    pub fn range(&self, from: u64, max_bytes: usize) -> (Vec<Record>, u64) {
+    /// The digests of the drawers from number `first` on, until some `most` entries were looked at. Only what
+    /// `replicas` hold counts.
+    pub fn digests(&self, first: usize, replicas: &[FeedReplicaId], most: usize) -> Vec<u64> {
+        let mut of: Vec<Holders> = Vec::new();
+        for id in replicas {
+            let group = (id.0 / 64) as usize;
+            if of.len() <= group {
+                of.resize(group + 1, Holders::default());
+            }
+            of[group].set(id.0 % 64, *id);
+        }
+        let (mut looked, mut digests) = (0, Vec::new());
+        for at in first.min(DRAWERS)..DRAWERS {
+            if looked >= most {
+                break;
+            }
+            let mut digest = 0u64;
+            looked += 1;
+            for (Lane(tier, group), tables) in &self.lanes {
+                let Some(of) = of.get(*group as usize) else { continue };
+                looked += tables[at].len();
+                for (hash, masks) in &tables[at] {
+                    let sum = of.sum(masks.holders, masks.ends);
+                    digest = digest.wrapping_add(digest::block(BlockHash(*hash), *tier).wrapping_mul(sum));
+                }
+            }
+            digests.push(digest);
+        }
+        digests
+    }
+
+    /// The blocks from `from` on, up to `to` or as many as fit into `max_bytes`, and the last hash of the range that
+    /// they cover.
+    pub fn range(&self, from: u64, to: u64, max_bytes: usize) -> (Vec<Record>, u64) {
         let mut lanes: BTreeMap<Lane, Vec<(BlockHash, u64, u64)>> = BTreeMap::new();
         let mut room = max_bytes / BLOCK_BYTES;
-        let mut through = u64::MAX;
-        for at in (from >> (64 - SHARD_BITS)) as usize..self.shards.len() {
-            let first = (at as u64) << (64 - SHARD_BITS);
-            let shard = &self.shards[at];
-            let mut found: Vec<_> = shard.iter().filter(|((hash, _), _)| *hash >= from).collect();
+        let mut through = to;
+        for at in drawer(from)..=drawer(to) {
+            let first = bounds(at).0;
+            let here =
+                self.lanes.iter().flat_map(|(lane, tables)| tables[at].iter().map(move |(h, m)| ((*h, *lane), *m)));
+            let mut found: Vec<((u64, Lane), Masks)> = here.filter(|((h, _), _)| (from..=to).contains(h)).collect();
             if found.len() > room {
                 if first > from {
                     through = first - 1;
@@ -108,9 +156,9 @@ impl Shards {
             }
             room = room.saturating_sub(found.len());
             for ((hash, lane), masks) in found {
-                lanes.entry(*lane).or_default().push((BlockHash(*hash), masks.holders, masks.ends));
+                lanes.entry(lane).or_default().push((BlockHash(hash), masks.holders, masks.ends));
             }
-            if through != u64::MAX {
+            if through != to {
                 break;
             }
         }
@@ -124,6 +172,16 @@ impl Shards {
     }
 }
 
+/// Blocks looked up ahead at a time.
+const WARM: usize = 32;
+
+/// Looks the blocks up, so that the next look at each does not wait for memory: these reads do not depend on one
+/// another, and the processor does them at once.
+fn warm(tables: &[Table], hashes: &[BlockHash]) {
+    let known = |hash: &&BlockHash| tables[drawer(hash.0)].contains_key(&hash.0);
+    std::hint::black_box(hashes.iter().filter(known).count());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +189,7 @@ mod tests {
     fn walk(shards: &Shards, max_bytes: usize) -> (Vec<(Tier, u64, u32, bool)>, usize) {
         let (mut out, mut from, mut answers) = (Vec::new(), 0, 0);
         loop {
-            let (records, through) = shards.range(from, max_bytes);
+            let (records, through) = shards.range(from, u64::MAX, max_bytes);
             answers += 1;
             for record in records {
                 let Record::Held { tier, replicas, blocks } = record else { panic!() };
@@ -160,11 +218,11 @@ mod tests {
             // Some in one table, some in many replicas.
             let hash = if i % 3 == 0 { x >> 16 } else { x };
             let (tier, id, end) = ([Tier::Gpu, Tier::Cpu][i as usize % 2], i * 7 % 200, i % 5 == 0);
-            shards.store(FeedReplicaId(id), tier, BlockHash(hash), end);
+            shards.store(FeedReplicaId(id), tier, &[BlockHash(hash)], |_| end);
             expected.push((tier, hash, id, end));
         }
         for edge in [0, u64::MAX] {
-            shards.store(FeedReplicaId(0), Tier::Gpu, BlockHash(edge), true);
+            shards.store(FeedReplicaId(0), Tier::Gpu, &[BlockHash(edge)], |_| true);
             expected.push((Tier::Gpu, edge, 0, true));
         }
         expected.sort();
@@ -173,7 +231,7 @@ mod tests {
         }
         assert!(walk(&shards, 10_000).1 > 6);
         for (tier, hash, id, _) in &expected {
-            shards.remove(FeedReplicaId(*id), *tier, BlockHash(*hash));
+            shards.remove(FeedReplicaId(*id), *tier, &[BlockHash(*hash)]);
         }
         assert_eq!(shards.entries(), 0);
         assert_eq!(walk(&shards, 1 << 20), (vec![], 1));
@@ -183,8 +241,8 @@ mod tests {
     fn storing_again_replaces_the_end_bit() {
         let mut shards = Shards::default();
         let hash = BlockHash(5);
-        shards.store(FeedReplicaId(3), Tier::Gpu, hash, true);
-        shards.store(FeedReplicaId(3), Tier::Gpu, hash, false);
+        shards.store(FeedReplicaId(3), Tier::Gpu, &[hash], |_| true);
+        shards.store(FeedReplicaId(3), Tier::Gpu, &[hash], |_| false);
         assert_eq!(walk(&shards, 1 << 20).0, [(Tier::Gpu, 5, 3, false)]);
         assert_eq!(shards.entries(), 1);
     }

@@ -4,7 +4,7 @@
 //! A replay begins with the last message that was taken, which proves by its digest that it is still the same
 //! process. One that is not there, while the engine's buffer always has the latest, proves a restart.
 
-use super::cache::{Cache, CacheConfig};
+use super::cache::{Cache, CacheConfig, Word};
 use super::cursor::{Cursor, Seen};
 use super::scrape::Reading;
 use super::trust::{CacheFacts, TrustMachine};
@@ -59,6 +59,8 @@ pub enum Input<'a> {
     },
     /// A reading of the engine's metrics.
     Reading(&'a Reading),
+    /// A router VM tells of a request that it sent there.
+    Heard(Word<'a>),
 }
 
 /// Counts for metrics.
@@ -140,6 +142,10 @@ impl Stream {
             Input::Replayed { seq, payload } => return self.replayed(seq, payload, changes),
             Input::ReplayEnds { complete } => return self.replay_ends(complete, changes),
             Input::Reading(reading) => self.reading(reading, now, changes),
+            Input::Heard(word) => {
+                let partial = self.trust.partial();
+                self.cache.heard(self.id, word, partial, self.capacity, &mut changes.records);
+            }
         }
         Step::Done
     }
@@ -209,7 +215,7 @@ impl Stream {
                 self.counts.gaps += 1;
                 return Step::Replay(from.saturating_sub(1));
             }
-            Seen::Gap { .. } => self.lost(),
+            Seen::Gap { .. } => self.lost(changes),
             Seen::Contiguous | Seen::Restarted => {}
         }
         self.apply(seq, digest, payload, changes);
@@ -247,7 +253,7 @@ impl Stream {
             Seen::Initial if seq == 0 => self.trust.complete(),
             Seen::Initial => self.trust.joined_late(),
             // The buffer no longer reaches back to where the gap began.
-            Seen::Gap { .. } => self.lost(),
+            Seen::Gap { .. } => self.lost(changes),
             Seen::Contiguous => {}
         }
         self.proof = None;
@@ -298,17 +304,17 @@ impl Stream {
         self.cache.take_wiped()
     }
 
-    fn lost(&mut self) {
+    fn lost(&mut self, changes: &mut Changes) {
         self.counts.gaps_lost += 1;
         self.trust.gap();
-        self.cache.gap();
+        self.cache.gap(self.id, &mut changes.records);
     }
 
     fn apply(&mut self, seq: u64, digest: u64, payload: &[u8], changes: &mut Changes) {
         let batch = wire::decode(payload);
         self.cursor.take(seq, digest);
         self.counts.messages += 1;
-        self.counts.events += batch.events.len() as u64;
+        self.counts.events += batch.read;
         self.last_ts = batch.ts;
         if self.first_ts == 0.0 {
             self.first_ts = batch.ts;
@@ -323,7 +329,7 @@ impl Stream {
         changes.wiped.append(&mut self.cache.take_wiped());
         if batch.skipped.iter().any(|s| matches!(s, Skip::NotMsgpack | Skip::NotABatch)) {
             // What the rest of the message said is lost for good.
-            self.lost();
+            self.lost(changes);
         } else if cleared {
             self.trust.complete();
         }

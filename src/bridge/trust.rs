@@ -3,8 +3,8 @@
 //! | state | reason |
 //! |---|---|
 //! | exact | `complete`: every event since the engine's start, or since it cleared its cache, was seen |
-//! | catching up | `starting`, `replaying`; `joined_late`: what was stored before is unknown and no replay told it; `gap_outlived`: so are blocks of a gap, while everything from before it is gone |
-//! | stale | `gap`, `disconnected`, `silent` (tokens are computed, nothing is announced), or what its cache says of itself |
+//! | catching up | `starting`, `replaying`; `joined_late`: what was stored before is unknown and no replay told it; `gap`: messages were lost for good, and blocks from before are unconfirmed; `gap_outlived`: those are gone, but blocks of the gap are unknown |
+//! | stale | `disconnected`, `silent` (tokens are computed, nothing is announced), or what its cache says of itself |
 //! | no events | `no_endpoint`, `unreachable`, `never_published` (it serves, and has not published once), `block_size_mismatch` |
 
 use crate::feed::record::Trust;
@@ -130,9 +130,10 @@ impl TrustMachine {
         self.missing = Missing::Nothing;
     }
 
-    /// The stream was joined after its start, and nothing told the rest.
+    /// The first message that was seen is not the first one of the stream, and nothing told the rest. It counts as well
+    /// where a replay had said that there is nothing yet: that was before the messages which are missing.
     pub fn joined_late(&mut self) {
-        if self.missing == Missing::Unknown {
+        if self.missing != Missing::Gap {
             self.missing = Missing::Past;
         }
     }
@@ -146,6 +147,11 @@ impl TrustMachine {
     pub fn restarted(&mut self) {
         (self.missing, self.published, self.silent, self.quiet) = (Missing::Unknown, false, false, None);
         self.tokens = None;
+    }
+
+    /// Whether events that told of blocks are missing.
+    pub fn partial(&self) -> bool {
+        self.missing != Missing::Nothing
     }
 
     /// Whether anything is missing, for a checkpoint: 0 nothing, 1 the past, 2 a gap.
@@ -207,7 +213,7 @@ impl TrustMachine {
             return (Trust::CatchingUp, "replaying");
         }
         match self.missing {
-            Missing::Gap if facts.unconfirmed => (Trust::Stale, "gap"),
+            Missing::Gap if facts.unconfirmed => (Trust::CatchingUp, "gap"),
             Missing::Gap => (Trust::CatchingUp, "gap_outlived"),
             Missing::Unknown => (Trust::CatchingUp, "starting"),
             Missing::Past => (Trust::CatchingUp, "joined_late"),
@@ -247,12 +253,15 @@ mod tests {
         assert_eq!(t.trust(facts(), 13_000), (Trust::Stale, "disconnected"));
         t.connected();
         t.gap();
-        assert_eq!(t.trust(CacheFacts { unconfirmed: true, ..facts() }, 0), (Trust::Stale, "gap"));
+        assert_eq!(t.trust(CacheFacts { unconfirmed: true, ..facts() }, 0), (Trust::CatchingUp, "gap"));
         assert_eq!(t.trust(facts(), 0), (Trust::CatchingUp, "gap_outlived"));
         t.joined_late();
         assert_eq!(t.trust(facts(), 0), (Trust::CatchingUp, "gap_outlived"));
         t.complete();
         assert_eq!(t.trust(facts(), 0).0, Trust::Exact);
+        t.joined_late();
+        assert_eq!(t.trust(facts(), 0), (Trust::CatchingUp, "joined_late"));
+        t.complete();
         assert_eq!(t.trust(CacheFacts { refused: true, ..facts() }, 0).1, "block_size_mismatch");
     }
 

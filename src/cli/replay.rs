@@ -77,7 +77,7 @@ impl Followed {
 
     fn json(&self, blocks: bool) -> Value {
         let (stream, cache) = (&self.stream, self.stream.cache());
-        let [gpu, cpu, disk] = cache.held();
+        let [gpu, cpu, disk, unconfirmed] = cache.held();
         let (trust, reason) = stream.state(self.last);
         let skipped: BTreeMap<_, _> = cache.skips().iter().map(|(s, n)| (s.label(), n)).collect();
         let counts = &stream.counts;
@@ -85,7 +85,7 @@ impl Followed {
             "name": self.spec.name, "rank": self.rank, "model": self.spec.model, "block_size": cache.block_size(),
             "trust": trust.label(), "reason": reason,
             "seq": stream.cursor().next().and_then(|n| n.checked_sub(1)),
-            "blocks": {"gpu": gpu, "cpu": cpu, "disk": disk}, "unconfirmed_blocks": cache.unconfirmed(),
+            "blocks": {"gpu": gpu, "cpu": cpu, "disk": disk}, "unconfirmed_blocks": unconfirmed,
             "orphan_runs": cache.orphans(), "capacity_blocks": stream.capacity,
             "messages": counts.messages, "events": counts.events, "gaps": counts.gaps,
             "gaps_lost": counts.gaps_lost, "restarts": counts.restarts, "duplicates": counts.duplicates,

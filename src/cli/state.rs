@@ -146,7 +146,7 @@ fn memory(worker: &WorkerState) -> String {
 fn row(r: &ReplicaState) -> Vec<String> {
     let mut row = vec![
         address(&r.address, r.rank),
-        r.trust.clone(),
+        trust(&r.trust, &r.trust_reason),
         format!("{}{}", grouped(r.blocks), if r.truncated { "+" } else { "" }),
         grouped(r.predicted_blocks),
         if r.capacity_blocks == 0 { "?".to_owned() } else { grouped(r.capacity_blocks) },
@@ -161,12 +161,20 @@ pub fn address(address: &str, rank: u32) -> String {
     if rank == 0 { address.to_owned() } else { format!("{address} rank {rank}") }
 }
 
+/// Trust, with its reason where it is not exact.
+pub fn trust(trust: &str, reason: &str) -> String {
+    match (trust, reason) {
+        ("exact", _) | (_, "") => trust.to_owned(),
+        _ => format!("{trust}: {reason}"),
+    }
+}
+
 /// What a trust other than exact means, once for each that occurs.
 pub fn trust_notes<'a>(trusts: impl Iterator<Item = &'a str>) -> String {
     let occur: BTreeSet<&str> = trusts.collect();
     let note = |trust: &str| match trust {
         "catching_up" => "what it holds is being brought up to date; matches count for less (policy.catching_up)",
-        "stale" => "its events have a gap or have stopped; matches count for less (policy.stale)",
+        "stale" => "its events have stopped, or do not tell all; matches count for less (policy.stale)",
         "no_events" => "it publishes none; only what was sent there is believed (policy.no_events)",
         _ => "",
     };
@@ -247,9 +255,11 @@ mod tests {
         assert_eq!(end(lines[0], "blocks"), end(lines[2], "12,345"), "{text}");
         assert_eq!(end(lines[1], " 5"), end(lines[2], "12,345"), "{text}");
         assert!(!text.contains('\x1b') && text.lines().all(|l| l == l.trim_end()), "{text:?}");
-        worker.replicas.push(ReplicaState { trust: "stale".into(), model: "n".into(), ..replica("10.0.0.3:8000", 1) });
+        let stale =
+            ReplicaState { trust: "stale".into(), trust_reason: "silent".into(), ..replica("10.0.0.3:8000", 1) };
+        worker.replicas.push(ReplicaState { model: "n".into(), ..stale });
         let text = super::text(&worker, Paint::plain());
-        assert!(text.contains("10.0.0.3:8000   n      stale"), "{text}");
+        assert!(text.contains("10.0.0.3:8000   n      stale: silent"), "{text}");
         let notes = trust_notes(["exact", "stale", "stale"].into_iter());
         assert!(notes.starts_with("stale: ") && notes.lines().count() == 1, "{notes}");
     }

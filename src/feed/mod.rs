@@ -3,7 +3,9 @@
 //! * [`batch`]: a delta batch, `POST /kvroute/v1/feed` of the ingest listener, copied as it is into the queue of
 //!   every live slot. One batch is one frame; an empty one is the heartbeat.
 //! * [`snapshot`]: the answer to `GET /kvroute/v1/snapshot` of the bridge, one range of hashes at a time.
-//! * [`record`]: the records that both are made of.
+//! * [`digest`]: digests of ranges of hashes, by which a worker finds out what it has to pull.
+//! * [`word`]: what a worker tells the bridge of requests.
+//! * [`record`]: the records that batches and snapshots are made of.
 //! * [`slots`]: how batches get from the ingest VM to every router VM, and who may send them.
 //! * [`sync`]: how a router VM stays in step.
 //!
@@ -22,11 +24,13 @@ pub const FEED_PATH: &str = "/kvroute/v1/feed";
 pub const SNAPSHOT_PATH: &str = "/kvroute/v1/snapshot";
 
 pub mod batch;
+pub mod digest;
 pub mod record;
 pub mod slots;
 pub mod snapshot;
 pub mod sync;
 pub mod wire;
+pub mod word;
 
 /// One turn of one bridge at leading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -38,7 +42,7 @@ pub struct Epoch {
 }
 
 /// The number that the bridge gave a replica (one data-parallel rank of one engine).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedReplicaId(pub u32);
 
 /// Why a frame was refused.

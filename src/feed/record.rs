@@ -17,12 +17,17 @@ pub enum Tier {
     Cpu = 1,
     /// Offloaded to disk or remote storage.
     Disk = 2,
+    /// Known only from before a gap that was not filled, or by hearsay: perhaps it is still in one of the others.
+    Unconfirmed = 3,
 }
 
 impl Tier {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Tier; 4] = [Tier::Gpu, Tier::Cpu, Tier::Disk, Tier::Unconfirmed];
+
     /// The tier of a number on the wire.
     pub fn from_u8(v: u8) -> Option<Tier> {
-        [Tier::Gpu, Tier::Cpu, Tier::Disk].into_iter().find(|t| *t as u8 == v)
+        Tier::ALL.into_iter().find(|t| *t as u8 == v)
     }
 }
 
@@ -58,7 +63,7 @@ impl Trust {
 }
 
 /// A replica as the bridge knows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaInfo {
     /// The number by which the other records name it.
     pub id: FeedReplicaId,
@@ -74,6 +79,10 @@ pub struct ReplicaInfo {
     pub capacity_blocks: u64,
     /// Trust in what is known of its cache.
     pub trust: Trust,
+    /// Why, in a word (the bridge's module `trust` lists them); empty when nobody said.
+    pub reason: String,
+    /// Of each chain it holds on the accelerator a beginning without a hole, and a hit may end at every block.
+    pub dense: bool,
 }
 
 /// Load as the engine itself reports it.
@@ -173,6 +182,8 @@ impl Record {
                 out.u32(r.rank);
                 out.u64(r.capacity_blocks);
                 out.u8(r.trust as u8);
+                out.str(&r.reason);
+                out.u8(u8::from(r.dense));
             }
             Record::Gone(id) | Record::Cleared(id) => out.u32(id.0),
             Record::Stored { replica, tier, parent, ends, hashes } => {
@@ -229,6 +240,8 @@ impl Record {
                 rank: r.u32()?,
                 capacity_blocks: r.u64()?,
                 trust: Trust::from_u8(r.u8()?).ok_or(FrameError::Record("trust"))?,
+                reason: r.str()?,
+                dense: r.u8()? != 0,
             }),
             GONE => Record::Gone(FeedReplicaId(r.u32()?)),
             CLEARED => Record::Cleared(FeedReplicaId(r.u32()?)),

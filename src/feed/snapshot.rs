@@ -1,7 +1,8 @@
 //! A snapshot answer: everything that the bridge knew of one range of hashes when it had sent batch `seq`.
 //!
-//! `GET /kvroute/v1/snapshot?from=<hash, 16 hex digits>` answers with the range that begins at `from` and ends
-//! where the answer reaches 1 MiB; the next one is asked for at `through + 1`, until `through` is all ones.
+//! `GET /kvroute/v1/snapshot?from=<hash, 16 hex digits>[&through=<hash>]` answers with the range that begins at `from`
+//! and ends at `through`, or before it where the answer reaches 1 MiB; the next one is asked for at `through + 1`,
+//! until `through` is what was asked for (all ones when nothing was).
 //! Every answer carries all replicas, so it stands on its own.
 //!
 //! `"KVS" ‖ version u8 ‖ term u64 ‖ epoch u64 ‖ seq u64 ‖ from u64 ‖ through u64 ‖ records ‖ XXH3_64 of all before it`

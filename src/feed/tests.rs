@@ -15,6 +15,7 @@ fn records() -> Vec<Record> {
             rank: 1,
             capacity_blocks: 9,
             trust: Trust::Exact,
+            ..ReplicaInfo::default()
         }),
         Record::Stored {
             replica: id,

@@ -70,8 +70,12 @@ impl Writer {
     /// A count and that many hashes.
     pub fn hashes(&mut self, v: &[BlockHash]) {
         self.u32(v.len() as u32);
-        for hash in v {
-            self.u64(hash.0);
+        let start = self.0.len();
+        self.0.resize(start + v.len() * 8, 0);
+        if let Some(room) = self.0.get_mut(start..) {
+            for (place, hash) in room.as_chunks_mut::<8>().0.iter_mut().zip(v) {
+                *place = hash.0.to_le_bytes();
+            }
         }
     }
 }

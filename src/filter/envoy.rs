@@ -83,11 +83,12 @@ impl Host for Envoy {
     fn resume(&self) -> bool {
         sys::resume_request()
     }
-    fn get(&self, cluster: &str, path: &str, secret: &str, timeout_ms: u64) -> bool {
+    fn ask(&self, cluster: &str, path: &str, secret: &str, body: &[u8], timeout_ms: u64) -> bool {
+        let method = if body.is_empty() { "GET" } else { "POST" };
         let headers =
-            vec![(":method", "GET"), (":path", path), (":authority", "kvroute-bridge"), (SECRET_HEADER, secret)];
-        let timeout = Duration::from_millis(timeout_ms);
-        proxy_wasm::hostcalls::dispatch_http_call(cluster, headers, None, vec![], timeout).is_ok()
+            vec![(":method", method), (":path", path), (":authority", "kvroute-bridge"), (SECRET_HEADER, secret)];
+        let (timeout, body) = (Duration::from_millis(timeout_ms), Some(body).filter(|body| !body.is_empty()));
+        proxy_wasm::hostcalls::dispatch_http_call(cluster, headers, body, vec![], timeout).is_ok()
     }
     fn count(&self, counter: Counter, by: u64) {
         COUNTERS.with_borrow_mut(|known| {

@@ -109,7 +109,7 @@ impl Host for Fake {
         self.resumed.borrow_mut().push(self.stream.get());
         true
     }
-    fn get(&self, _cluster: &str, _path: &str, _secret: &str, _timeout_ms: u64) -> bool {
+    fn ask(&self, _cluster: &str, _path: &str, _secret: &str, _body: &[u8], _timeout_ms: u64) -> bool {
         true
     }
     fn count(&self, counter: Counter, by: u64) {

@@ -29,8 +29,8 @@ pub trait Host: Shared {
     fn set_request_header(&self, name: &str, value: &str) -> bool;
     /// Lets the paused request of the current stream go on.
     fn resume(&self) -> bool;
-    /// Sends a GET; its answer comes by itself. False: it was not sent.
-    fn get(&self, cluster: &str, path: &str, secret: &str, timeout_ms: u64) -> bool;
+    /// Sends a GET, or with a body a POST; its answer comes by itself. False: it was not sent.
+    fn ask(&self, cluster: &str, path: &str, secret: &str, body: &[u8], timeout_ms: u64) -> bool;
     /// Adds to a counter. Envoy shows it after the next [`Host::refresh`].
     fn count(&self, counter: Counter, by: u64);
     /// With every tick: hands over what was counted, and asks how loud the log is to be.

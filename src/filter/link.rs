@@ -153,10 +153,10 @@ impl Link {
             self.lease.tell(host, &message);
         }
         let Some(bridge) = bridge else { return };
-        if let Some(from) = fleet.next_pull(now) {
+        if let Some(pull) = fleet.next_pull(now) {
             let epoch = fleet.applied().0.id;
-            let path = format!("{SNAPSHOT_PATH}?from={from:016x}&epoch={epoch:016x}");
-            if !host.get(&bridge.cluster, &path, secret, bridge.timeout_ms) {
+            let path = format!("{SNAPSHOT_PATH}?{}&epoch={epoch:016x}", pull.query());
+            if !host.ask(&bridge.cluster, &path, secret, &fleet.take_words(), bridge.timeout_ms) {
                 fleet.on_pull_failed(now);
             }
         }

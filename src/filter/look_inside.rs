@@ -9,6 +9,7 @@ use super::router::Router;
 use crate::blocks::BlockHash;
 use crate::clock::Time;
 use crate::explain::{Explanation, Reason, explain};
+use crate::feed::record::Tier;
 use crate::look::{Candidate, Choice, FeedState, IndexState, Load, MemoryUse, ReplicaState, WorkerState};
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::replicas::stats::{FleetStats, ReplicaStats};
@@ -75,7 +76,9 @@ fn replica(r: &ReplicaStats) -> ReplicaState {
         rank: r.rank,
         model: r.model.clone(),
         trust: r.trust.to_owned(),
+        trust_reason: r.trust_reason.clone(),
         blocks: r.blocks.iter().map(|b| u64::from(*b)).sum(),
+        unconfirmed_blocks: r.blocks.get(Tier::Unconfirmed as usize).map_or(0, |b| u64::from(*b)),
         predicted_blocks: u64::from(r.predicted_blocks),
         capacity_blocks: r.capacity_blocks,
         truncated: r.truncated,
@@ -176,9 +179,11 @@ fn candidate(c: &CandidateReceipt, tokens: u64) -> Candidate {
         address: c.address.clone(),
         rank: c.rank,
         trust: c.trust.to_owned(),
+        trust_reason: c.trust_reason.clone(),
         matched_blocks: u64::from(c.matched_blocks),
         uncached_tokens: c.uncached,
         predicted_tokens: c.predicted,
+        unconfirmed_tokens: c.unconfirmed,
         load: Load {
             booked_requests: u64::from(c.booked_requests),
             booked_prefill_tokens: c.booked_prefill,

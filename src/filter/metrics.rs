@@ -38,6 +38,12 @@ pub enum Counter {
     PromptTokens,
     /// Of those, tokens that the pick was expected to have cached.
     MatchedTokens,
+    /// Requests of which the engine said how much it found cached, as far as they were looked at.
+    ClaimsChecked,
+    /// Of them, requests that the engine found less cached of than was believed.
+    ClaimsOver,
+    /// Of them, requests that it found more cached of.
+    ClaimsUnder,
     /// Stretches of work.
     Slices,
     /// Messages that another VM sent back to call this one again.
@@ -67,6 +73,9 @@ impl Counter {
             Counter::Moved => "kvroute_moved_total",
             Counter::PromptTokens => "kvroute_prompt_tokens_total",
             Counter::MatchedTokens => "kvroute_matched_tokens_total",
+            Counter::ClaimsChecked => "kvroute_claims_checked_total",
+            Counter::ClaimsOver => "kvroute_claims_over_total",
+            Counter::ClaimsUnder => "kvroute_claims_under_total",
             Counter::Slices => "kvroute_slices_total",
             Counter::Bounces => "kvroute_bounces_total",
             Counter::QueueWakes => "kvroute_queue_wakes_total",

@@ -46,3 +46,4 @@ pub mod steer;
 mod sys;
 pub mod text;
 pub mod turns;
+mod usage;

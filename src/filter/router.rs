@@ -7,6 +7,7 @@
 //! A request is held from the end of its body to the choice of its replica, at most for its time budget. After
 //! that it is *finishing*: tokenized to its end, so that what is booked and predicted for it is complete.
 
+use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -21,6 +22,7 @@ use super::setups::Setups;
 use super::sse::FirstData;
 use super::steer::selection_headers;
 use super::turns::{Next, Turns};
+use super::usage::Usage;
 use crate::clock::{MS, SECOND, Time};
 use crate::config::{Config, ConfigError};
 use crate::nokey::{NoKey, NoKeyReason};
@@ -59,8 +61,24 @@ struct Flight {
     address: Rc<str>,
     /// Reads the answer until its first data; `None`: it is there.
     first: Option<FirstData>,
+    /// Reads in the answer how much was cached, where somebody can learn from it.
+    usage: Option<Usage>,
     served: bool,
 }
+
+/// Of an answer, what a stream should read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Nothing more.
+    Nothing,
+    /// Its first bytes.
+    Head,
+    /// All of it.
+    All,
+}
+
+/// One answer of so many is looked at in any case, for the metrics.
+const SAMPLE: u64 = 16;
 
 /// What is to be done with a request whose body has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,6 +300,9 @@ impl Router {
             host.count(Counter::Moved, 1);
             self.fleet.moved(flight.booking, address);
         }
+        if flight.served && (self.fleet.learns(flight.booking) || flight.booking.0 & (SAMPLE - 1) == 0) {
+            flight.usage = Some(Usage::default());
+        }
         if !streamed || !flight.served {
             // A whole answer comes when everything is done; an error ends it as well.
             flight.first = None;
@@ -289,14 +310,24 @@ impl Router {
         }
     }
 
-    /// Whether the first data of the stream's answer is still to come.
-    pub fn awaits_data(&self, stream: u32) -> bool {
-        self.flights.get(&stream).is_some_and(|f| f.first.is_some())
+    /// What the stream is to read of its answer.
+    pub fn reads(&self, stream: u32) -> Reads {
+        match self.flights.get(&stream) {
+            Some(flight) if flight.usage.is_some() => Reads::All,
+            Some(flight) if flight.first.is_some() => Reads::Head,
+            _ => Reads::Nothing,
+        }
     }
 
-    /// The next bytes of its answer.
-    pub fn response_data(&mut self, stream: u32, bytes: &[u8], host: &dyn Host) {
+    /// The next bytes of its answer. `whole`: all that came since the last call.
+    pub fn response_data(&mut self, stream: u32, bytes: &[u8], whole: bool, host: &dyn Host) {
         let Some(flight) = self.flights.get_mut(&stream) else { return };
+        if let Some(usage) = &mut flight.usage {
+            if !whole {
+                usage.skip();
+            }
+            usage.push(bytes);
+        }
         if flight.first.as_mut().is_some_and(|first| first.push(bytes)) {
             flight.first = None;
             self.fleet.first_data(flight.booking, host.now());
@@ -322,6 +353,16 @@ impl Router {
             && let Some(finishing) = self.finishing.remove(at)
         {
             self.finished(finishing);
+        }
+        if let Some((prompt, cached)) = flight.usage.as_ref().and_then(Usage::seen)
+            && let Some(claimed) = self.fleet.found(flight.booking, prompt, cached)
+        {
+            host.count(Counter::ClaimsChecked, 1);
+            match claimed.cmp(&cached) {
+                Ordering::Greater => host.count(Counter::ClaimsOver, 1),
+                Ordering::Less => host.count(Counter::ClaimsUnder, 1),
+                Ordering::Equal => {}
+            }
         }
         self.fleet.finish(flight.booking, flight.served, host.now());
     }
@@ -513,6 +554,7 @@ impl Router {
             booking: pick.booking,
             address: pick.best.address.clone(),
             first: Some(FirstData::default()),
+            usage: None,
             served: false,
         };
         self.flights.insert(stream, flight);

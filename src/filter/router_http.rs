@@ -8,13 +8,15 @@ use proxy_wasm::types::{Action, BufferType, MapType};
 use super::entry::{Ticker, with_router};
 use super::envoy::Envoy;
 use super::models::Setup;
-use super::router::Submitted;
+use super::router::{Reads, Submitted};
 use super::sys;
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::request::Api;
 
 /// Of an answer, what is looked at in one piece for its first data.
 const PEEK: usize = 4 << 10;
+/// And for the counts of its usage, which stand near its end.
+const PIECE: usize = 64 << 10;
 
 /// What Envoy may read off a connection at once. It answers 413 where a filter holds a body and what is held,
 /// the piece that just came included, exceeds its buffer limit, so of a body of unknown length only so much is
@@ -192,10 +194,13 @@ impl HttpContext for RouterHttp {
             return Action::Continue;
         }
         with_router(|router| {
-            if router.awaits_data(self.id)
-                && let Some(bytes) = sys::buffer(BufferType::HttpResponseBody, 0, body_size.min(PEEK))
-            {
-                router.response_data(self.id, &bytes, &self.host);
+            let (from, size) = match router.reads(self.id) {
+                Reads::Nothing => return,
+                Reads::Head => (0, body_size.min(PEEK)),
+                Reads::All => (body_size.saturating_sub(PIECE), body_size.min(PIECE)),
+            };
+            if let Some(bytes) = sys::buffer(BufferType::HttpResponseBody, from, size) {
+                router.response_data(self.id, &bytes, size == body_size, &self.host);
             }
         });
         Action::Continue

@@ -7,8 +7,9 @@
 //!   leaves the old one to a sweep in bounded slices; nobody matches against it from that moment.
 //! * Each (tier, plane) with anything in it is a `table` of 4,096 `segment`s, chosen by the first 12 bits of
 //!   the hash, so that a range of hashes is a range of segments. A segment is a small open-addressing table
-//!   of 24-byte slots (hash, holders, "a hit may end here") that grows by a quarter on its own: no rehash of
-//!   everything, no doubled array. At load 0.64 to 0.8 that is 30 to 38 bytes a block.
+//!   of 16-byte slots (hash, holders) that grows by five eighths on its own: no rehash of everything, no
+//!   doubled array. At load 0.43 to 0.7 that is 23 to 37 bytes a block. Blocks where a hit may not end, which only
+//!   models with several kinds of attention have, are in a second table of the same kind.
 //! * A place within a segment depends on a random of this VM, so nobody can aim at long probes; a
 //!   segment that somebody aims at stops growing and evicts its own.
 //! * The bytes are counted exactly and bounded. Over the bound, the segment that would have grown gives up an

@@ -4,17 +4,29 @@ use hashbrown::HashMap;
 
 use super::PLANE;
 use super::segment::{Seed, Slot};
-use super::table::{Room, SEGMENTS, Table};
+use super::table::{Headroom, Room, SEGMENTS, Table};
 use crate::blocks::BlockHash;
 use crate::clock::Budget;
+use crate::feed::digest::{self, Holders};
 use crate::feed::record::{Tier, hit_ends_at};
 
 /// Tiers that have tables of their own.
-pub(super) const TIERS: usize = 3;
+pub(super) const TIERS: usize = Tier::ALL.len();
 /// At most this many planes: 1,024 replicas, and as many columns again that wait for the sweep.
 const MAX_PLANES: usize = 32;
+/// Tables of a plane: two a tier. Where a hit may end, which with most models is everywhere, a block is held in the
+/// first; where none may, in the second.
+const TABLES: usize = 2 * TIERS;
 /// Hashes that are changed between two looks at the budget.
 const STRIDE: usize = 64;
+
+/// Slots that are looked at between two looks at the budget, give or take a segment.
+const SLOTS_AT_ONCE: usize = 512;
+
+/// The place of a table.
+fn table_of(tier: usize, end: bool) -> usize {
+    2 * tier + usize::from(!end)
+}
 
 /// The place of one replica in the tables: bit `column % 64` of plane `column / 64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,7 +55,7 @@ struct Plane {
     live: u64,
     dead: u64,
     truncated: u64,
-    tables: [Option<Box<Table>>; TIERS],
+    tables: [Option<Box<Table>>; TABLES],
 }
 
 /// What the index holds and costs.
@@ -72,6 +84,7 @@ pub struct Index {
     max_bytes: usize,
     evicted: u64,
     sweep: Option<Sweep>,
+    headroom: Headroom,
 }
 
 /// One pass of the sweep over everything.
@@ -79,7 +92,7 @@ pub struct Index {
 struct Sweep {
     dead: Vec<u64>,
     plane: usize,
-    tier: usize,
+    table: usize,
     segment: usize,
 }
 
@@ -94,6 +107,7 @@ impl Index {
             max_bytes,
             evicted: 0,
             sweep: None,
+            headroom: Headroom::new(max_bytes),
         }
     }
 
@@ -150,7 +164,7 @@ impl Index {
             let pass = self.sweep.get_or_insert_with(|| Sweep {
                 dead: planes.iter().map(|p| p.dead).collect(),
                 plane: 0,
-                tier: 0,
+                table: 0,
                 segment: 0,
             });
             let Some(dead) = pass.dead.get(pass.plane).copied() else {
@@ -159,28 +173,32 @@ impl Index {
                 continue;
             };
             let plane = self.planes.get_mut(pass.plane);
-            let slot = plane.and_then(|p| p.tables.get_mut(pass.tier));
+            let slot = plane.and_then(|p| p.tables.get_mut(pass.table));
             let Some(slot) = slot.filter(|_| dead != 0) else {
-                (pass.plane, pass.tier, pass.segment) = (pass.plane + 1, 0, 0);
+                (pass.plane, pass.table, pass.segment) = (pass.plane + 1, 0, 0);
                 continue;
             };
             let Some(table) = slot else {
-                (pass.tier, pass.segment) = (pass.tier + 1, 0);
+                (pass.table, pass.segment) = (pass.table + 1, 0);
                 continue;
             };
             if !budget() {
                 return false;
             }
             let before = table.bytes();
-            let more = table.sweep(pass.segment, dead, self.seed);
+            let (mut more, mut looked) = (true, 0);
+            while more && looked < SLOTS_AT_ONCE {
+                looked += 1 + table.size(pass.segment);
+                more = table.sweep(pass.segment, dead, self.seed);
+                pass.segment += 1;
+            }
             self.bytes = (self.bytes + table.bytes()).saturating_sub(before);
-            pass.segment += 1;
             if !more {
                 if table.entries() == 0 {
                     self.bytes = self.bytes.saturating_sub(table.bytes());
                     *slot = None;
                 }
-                (pass.tier, pass.segment) = (pass.tier + 1, 0);
+                (pass.table, pass.segment) = (pass.table + 1, 0);
             }
         }
         true
@@ -189,23 +207,54 @@ impl Index {
     /// `column` now holds `hashes` in `tier`, of which bit i of `ends` (empty: all) says whether a hit may end
     /// there. `parent` is what the first one follows, if known.
     pub fn store(&mut self, column: Column, tier: Tier, parent: Option<BlockHash>, hashes: &[BlockHash], ends: &[u8]) {
-        self.warm(column.plane(), hashes);
         let mut depth = parent.and_then(|p| self.depth(column.plane(), tier, p)).unwrap_or(0);
-        for (i, hash) in hashes.iter().enumerate() {
-            // An eighth of the steps, chosen by the hash, count: a unit of depth is 8 blocks, also in runs of one.
-            depth += u64::from(hash.0 & 7 == 0);
-            let end = hit_ends_at(ends, i);
-            let bit = column.bit();
-            self.set(column.plane(), tier, *hash, bit, (bit, if end { bit } else { 0 }), depth);
+        for (part, some) in hashes.chunks(STRIDE).enumerate() {
+            self.warm(column.plane(), some);
+            if ends.is_empty() && self.store_run(column, tier, some, &mut depth) {
+                continue;
+            }
+            for (i, hash) in some.iter().enumerate() {
+                depth += deeper(*hash);
+                let end = hit_ends_at(ends, part * STRIDE + i);
+                let bit = column.bit();
+                self.set(column.plane(), tier as usize, *hash, bit, (bit, if end { bit } else { 0 }), depth);
+            }
         }
+    }
+
+    /// Stores blocks at each of which a hit may end, where the column has no others. False: it does, or there is no
+    /// room without thinking.
+    fn store_run(&mut self, column: Column, tier: Tier, hashes: &[BlockHash], depth: &mut u64) -> bool {
+        let (bit, place) = (column.bit(), table_of(tier as usize, true));
+        let Some(plane) = self.planes.get_mut(column.plane()) else { return false };
+        let others = plane.tables.get(table_of(tier as usize, false)).is_some_and(Option::is_some);
+        if others || plane.live & bit == 0 || self.bytes.saturating_add(STRIDE << 10) >= self.max_bytes {
+            return false;
+        }
+        let Some(Some(table)) = plane.tables.get_mut(place) else { return false };
+        let mut lost = Lost::default();
+        let free = self.max_bytes.saturating_sub(self.bytes);
+        let mut room = Room { free, evicted: &mut |slot| lost.0.push(slot), headroom: &mut self.headroom };
+        let (before, mut new) = (table.bytes(), 0);
+        for hash in hashes {
+            *depth += deeper(*hash);
+            new += i32::from(table.set(*hash, bit, bit, *depth, self.seed, &mut room) == 0);
+        }
+        self.bytes = (self.bytes + table.bytes()).saturating_sub(before);
+        count(&mut self.counts, column, tier as usize, new);
+        self.lose(column.plane(), place, lost);
+        true
     }
 
     /// `column` no longer holds `hash` in `tier`.
     pub fn remove(&mut self, column: Column, tier: Tier, hash: BlockHash) {
-        let Some(plane) = self.planes.get_mut(column.plane()) else { return };
-        let Some(table) = plane.tables.get_mut(tier as usize).and_then(Option::as_mut) else { return };
-        if plane.live & column.bit() != 0 && table.remove(hash, column.bit(), self.seed) != 0 {
-            count(&mut self.counts, column, tier as usize, -1);
+        let Some(plane) = self.planes.get_mut(column.plane()).filter(|p| p.live & column.bit() != 0) else { return };
+        for end in [true, false] {
+            if let Some(Some(table)) = plane.tables.get_mut(table_of(tier as usize, end))
+                && table.remove(hash, column.bit(), self.seed) != 0
+            {
+                count(&mut self.counts, column, tier as usize, -1);
+            }
         }
     }
 
@@ -227,18 +276,25 @@ impl Index {
     /// The holders of `hash` in one tier and plane, and of them those where a hit may end.
     pub(super) fn get(&self, plane: usize, tier: usize, hash: BlockHash) -> (u64, u64) {
         let Some(plane) = self.planes.get(plane) else { return (0, 0) };
-        match plane.tables.get(tier).and_then(Option::as_ref) {
-            Some(table) => {
-                let (holders, ends) = table.get(hash, self.seed);
-                (holders & plane.live, ends & plane.live)
-            }
-            None => (0, 0),
-        }
+        let held = |end| match plane.tables.get(table_of(tier, end)) {
+            Some(Some(table)) => table.get(hash, self.seed) & plane.live,
+            _ => 0,
+        };
+        let ends = held(true);
+        (ends | held(false), ends)
+    }
+
+    /// Slots of a segment.
+    fn size(&self, plane: usize, tier: usize, segment: usize) -> usize {
+        let of =
+            |p: &Plane, end| p.tables.get(table_of(tier, end)).and_then(|t| t.as_ref()).map_or(0, |t| t.size(segment));
+        self.planes.get(plane).map_or(0, |p| of(p, true) + of(p, false))
     }
 
     /// Whether there is a table at all.
-    pub(super) fn has(&self, plane: usize, tier: usize) -> bool {
-        self.planes.get(plane).and_then(|p| p.tables.get(tier)).is_some_and(Option::is_some)
+    fn has(&self, plane: usize, tier: usize) -> bool {
+        let there = |p: &Plane, end| p.tables.get(table_of(tier, end)).is_some_and(Option::is_some);
+        self.planes.get(plane).is_some_and(|p| there(p, true) || there(p, false))
     }
 
     /// Whether `column` holds `hash` in `tier`.
@@ -263,15 +319,25 @@ impl Index {
         self.counts.get(column.index()).copied().unwrap_or_default()
     }
 
+    /// Of a plane, the columns of which blocks had to be given up.
+    pub(super) fn truncated_in(&self, plane: usize) -> u64 {
+        self.planes.get(plane).map_or(0, |p| p.truncated)
+    }
+
     /// Whether blocks of a column had to be given up.
     pub fn truncated(&self, column: Column) -> bool {
         self.planes.get(column.plane()).is_some_and(|p| p.truncated & column.bit() != 0)
     }
 
+    /// Blocks held by anybody, counted once a table.
+    pub fn entries(&self) -> usize {
+        self.planes.iter().flat_map(|p| p.tables.iter().flatten()).map(|t| t.entries()).sum()
+    }
+
     /// What it holds and costs.
     pub fn stats(&self) -> IndexStats {
         IndexStats {
-            entries: self.planes.iter().flat_map(|p| p.tables.iter().flatten()).map(|t| t.entries()).sum(),
+            entries: self.entries(),
             bytes: self.bytes,
             max_bytes: self.max_bytes,
             evicted: self.evicted,
@@ -283,11 +349,11 @@ impl Index {
     pub fn dump(&self) -> Vec<(Column, Tier, BlockHash, bool)> {
         let mut out = Vec::new();
         for (number, plane) in self.planes.iter().enumerate() {
-            for tier in [Tier::Gpu, Tier::Cpu, Tier::Disk] {
-                let Some(table) = plane.tables.get(tier as usize).and_then(Option::as_ref) else { continue };
-                for (hash, holders, ends) in (0..SEGMENTS).flat_map(|at| table.segment_entries(at)) {
-                    for bit in bits(holders & plane.live) {
-                        out.push((Column::at(number, bit), tier, hash, ends >> bit & 1 != 0));
+            for tier in Tier::ALL {
+                for end in [true, false] {
+                    let Some(Some(table)) = plane.tables.get(table_of(tier as usize, end)) else { continue };
+                    for (hash, holders) in (0..SEGMENTS).flat_map(|at| table.segment_entries(at)) {
+                        out.extend(bits(holders & plane.live).map(|bit| (Column::at(number, bit), tier, hash, end)));
                     }
                 }
             }
@@ -296,36 +362,67 @@ impl Index {
         out
     }
 
+    /// The digest of a drawer: `of` gives for each plane whom its columns stand for.
+    pub fn digest(&self, drawer: usize, of: &[Holders]) -> u64 {
+        let mut sum = 0u64;
+        for (plane, of) in self.planes.iter().zip(of) {
+            for tier in Tier::ALL {
+                for end in [true, false] {
+                    let Some(Some(table)) = plane.tables.get(table_of(tier as usize, end)) else { continue };
+                    for (hash, holders) in table.segment_entries(drawer) {
+                        let of = of.sum(holders & plane.live, if end { u64::MAX } else { 0 });
+                        sum = sum.wrapping_add(digest::block(hash, tier).wrapping_mul(of));
+                    }
+                }
+            }
+        }
+        sum
+    }
+
     fn depth(&self, plane: usize, tier: Tier, hash: BlockHash) -> Option<u64> {
-        let table = self.planes.get(plane)?.tables.get(tier as usize)?.as_ref()?;
-        table.depth(hash, self.seed)
+        let plane = self.planes.get(plane)?;
+        let of = |end| plane.tables.get(table_of(tier as usize, end))?.as_ref()?.depth(hash, self.seed);
+        of(true).or_else(|| of(false))
     }
 
     /// Within `cover`, makes `held` the (holders, ends) of `hash`.
-    fn set(&mut self, plane: usize, tier: Tier, hash: BlockHash, cover: u64, held: (u64, u64), depth: u64) {
-        let tier = tier as usize;
+    fn set(&mut self, plane: usize, tier: usize, hash: BlockHash, cover: u64, held: (u64, u64), depth: u64) {
         let Some(cover) = self.planes.get(plane).map(|p| p.live & cover).filter(|cover| *cover != 0) else { return };
-        if self.bytes >= self.max_bytes {
-            self.balance(plane, tier);
-        }
-        let Some(slot) = self.planes.get_mut(plane).and_then(|p| p.tables.get_mut(tier)) else { return };
-        let made = slot.is_none();
-        let table = slot.get_or_insert_with(|| Box::new(Table::new()));
-        let before = if made { 0 } else { table.bytes() };
-        let mut lost = Lost::default();
-        let mut room = Room { free: self.max_bytes.saturating_sub(self.bytes), evicted: &mut |slot| lost.0.push(slot) };
-        let old = table.set(hash, cover, held, depth, self.seed, &mut room);
-        self.bytes = (self.bytes + table.bytes()).saturating_sub(before);
         let new = held.0 & cover;
+        let ends = self.set_in(plane, table_of(tier, true), hash, cover, new & held.1, depth);
+        let others = self.set_in(plane, table_of(tier, false), hash, cover, new & !held.1, depth);
+        let old = ends | others;
         if old != new {
             bits(new & !old).for_each(|bit| count(&mut self.counts, Column::at(plane, bit), tier, 1));
             bits(old & !new).for_each(|bit| count(&mut self.counts, Column::at(plane, bit), tier, -1));
         }
-        self.lose(plane, tier, lost);
+    }
+
+    /// Within `cover`, makes `holders` those of `hash` in one table. Gives those before.
+    fn set_in(&mut self, plane: usize, place: usize, hash: BlockHash, cover: u64, holders: u64, depth: u64) -> u64 {
+        if holders == 0 {
+            let table = self.planes.get_mut(plane).and_then(|p| p.tables.get_mut(place)?.as_mut());
+            return table.map_or(0, |table| table.remove(hash, cover, self.seed));
+        }
+        if self.bytes >= self.max_bytes {
+            self.balance(plane, place);
+        }
+        let Some(slot) = self.planes.get_mut(plane).and_then(|p| p.tables.get_mut(place)) else { return 0 };
+        let made = slot.is_none();
+        let table = slot.get_or_insert_with(|| Box::new(Table::new()));
+        let before = if made { 0 } else { table.bytes() };
+        let mut lost = Lost::default();
+        let free = self.max_bytes.saturating_sub(self.bytes);
+        let mut room = Room { free, evicted: &mut |slot| lost.0.push(slot), headroom: &mut self.headroom };
+        let old = table.set(hash, cover, holders, depth, self.seed, &mut room);
+        self.bytes = (self.bytes + table.bytes()).saturating_sub(before);
+        self.lose(plane, place, lost);
+        old
     }
 
     /// Books what had to be given up.
-    fn lose(&mut self, plane: usize, tier: usize, lost: Lost) {
+    fn lose(&mut self, plane: usize, place: usize, lost: Lost) {
+        let tier = place >> 1;
         let Some(state) = self.planes.get_mut(plane) else { return };
         for slot in lost.0 {
             self.evicted += 1;
@@ -336,14 +433,14 @@ impl Index {
     }
 
     /// Over the bound: a table with less than its share gets room from the largest one.
-    fn balance(&mut self, plane: usize, tier: usize) {
+    fn balance(&mut self, plane: usize, place: usize) {
         let mut tables = 0;
         let (mut largest, mut own) = ((0, 0, 0), 0);
         for (p, state) in self.planes.iter().enumerate() {
             for (t, table) in state.tables.iter().enumerate() {
                 let bytes = table.as_ref().map_or(0, |table| table.bytes());
                 tables += usize::from(bytes > 0);
-                if (p, t) == (plane, tier) {
+                if (p, t) == (plane, place) {
                     own = bytes;
                 }
                 if bytes > largest.0 {
@@ -352,7 +449,7 @@ impl Index {
             }
         }
         let share = self.max_bytes.checked_div(tables.max(1)).unwrap_or(0);
-        if own >= share || (largest.1, largest.2) == (plane, tier) || largest.0 <= Table::empty_bytes() {
+        if own >= share || (largest.1, largest.2) == (plane, place) || largest.0 <= Table::empty_bytes() {
             return;
         }
         let (_, p, t) = largest;
@@ -368,6 +465,12 @@ impl Index {
 
 #[derive(Default)]
 struct Lost(Vec<Slot>);
+
+/// What a step along a chain adds to the depth: an eighth of the steps, chosen by the hash, count, so that a unit of
+/// depth is 8 blocks, also in runs of one.
+fn deeper(hash: BlockHash) -> u64 {
+    u64::from(hash.0 & 7 == 0)
+}
 
 fn count(counts: &mut [[u32; TIERS]], column: Column, tier: usize, by: i32) {
     if let Some(count) = counts.get_mut(column.index()).and_then(|c| c.get_mut(tier)) {
@@ -445,9 +548,13 @@ impl RangeJob {
             }
             let Some(want) = self.want.get_mut(plane).and_then(|w| w.get_mut(tier)) else { return true };
             if segment <= last && index.has(plane, tier) {
-                self.repaired +=
-                    rewrite(index, (plane, tier, segment as usize), (self.from, self.through), cover, want);
-                self.at = Some((plane, tier, segment + 1));
+                let (mut at, mut looked) = (segment, 0);
+                while at <= last && looked < SLOTS_AT_ONCE {
+                    looked += 1 + index.size(plane, tier, at as usize);
+                    self.repaired += rewrite(index, (plane, tier, at as usize), (self.from, self.through), cover, want);
+                    at += 1;
+                }
+                self.at = Some((plane, tier, at));
                 continue;
             }
             // What is left was not there at all, and is not to be looked at again.
@@ -459,7 +566,6 @@ impl RangeJob {
             }
             for hash in some {
                 let held = want.remove(&hash).unwrap_or_default();
-                let Some(tier) = Tier::from_u8(tier as u8) else { continue };
                 self.repaired += u64::from(held.0.count_ones());
                 index.set(plane, tier, BlockHash(hash), cover, held, 0);
             }
@@ -475,21 +581,28 @@ fn rewrite(
     cover: u64,
     want: &mut HashMap<u64, (u64, u64)>,
 ) -> u64 {
-    let Some(state) = index.planes.get_mut(plane) else { return 0 };
+    let Some(state) = index.planes.get(plane) else { return 0 };
     let cover = cover & state.live;
-    let Some(table) = state.tables.get_mut(tier).and_then(Option::as_mut) else { return 0 };
-    let (counts, mut repaired) = (&mut index.counts, 0);
-    table.rewrite(segment, index.seed, &mut |hash, holders, ends| {
-        if hash.0 < from || hash.0 > through {
-            return (holders, ends);
+    let mut here: Vec<BlockHash> = Vec::new();
+    for end in [true, false] {
+        if let Some(Some(table)) = state.tables.get(table_of(tier, end)) {
+            let within = |(hash, _): &(BlockHash, u64)| (from..=through).contains(&hash.0);
+            here.extend(table.segment_entries(segment).filter(within).map(|(hash, _)| hash));
         }
-        let (to_holders, to_ends) = want.remove(&hash.0).unwrap_or_default();
-        let to_holders = (holders & !cover) | (to_holders & cover);
-        let to_ends = (ends & !cover) | (to_ends & to_holders & cover);
-        repaired += u64::from(((to_holders ^ holders) | (to_ends ^ ends)).count_ones());
-        bits(to_holders & !holders).for_each(|bit| count(counts, Column::at(plane, bit), tier, 1));
-        bits(holders & !to_holders).for_each(|bit| count(counts, Column::at(plane, bit), tier, -1));
-        (to_holders, to_ends)
-    });
+    }
+    let mut repaired = 0;
+    // One that is in both tables is looked at once.
+    here.sort_unstable();
+    here.dedup();
+    for hash in here {
+        let (holders, ends) = index.get(plane, tier, hash);
+        let (wanted, wanted_ends) = want.remove(&hash.0).unwrap_or_default();
+        let (wanted, wanted_ends) = (wanted & cover, wanted_ends & wanted & cover);
+        let wrong = ((holders & cover) ^ wanted) | ((ends & cover) ^ wanted_ends);
+        if wrong != 0 {
+            repaired += u64::from(wrong.count_ones());
+            index.set(plane, tier, hash, cover, (wanted, wanted_ends), 0);
+        }
+    }
     repaired
 }

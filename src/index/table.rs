@@ -2,9 +2,11 @@
 
 use super::segment::{Entry, KEY, KEY_BITS, Seed, Segment, Slot};
 use crate::blocks::BlockHash;
+use crate::feed::digest::DRAWERS;
 
-/// Segments of a table: one for each value of the first 12 bits of a hash.
-pub(super) const SEGMENTS: usize = 1 << (64 - KEY_BITS);
+/// Segments of a table: one for each drawer, that is, each value of the first 12 bits of a hash.
+pub(super) const SEGMENTS: usize = DRAWERS;
+const _: () = assert!(SEGMENTS == 1 << (64 - KEY_BITS));
 
 #[derive(Debug)]
 pub(super) struct Table {
@@ -21,6 +23,42 @@ pub(super) struct Room<'a> {
     pub free: usize,
     /// Told of each entry that had to go.
     pub evicted: &'a mut dyn FnMut(Slot),
+    /// Where the memory comes from.
+    pub headroom: &'a mut Headroom,
+}
+
+/// Lets the memory of the VM grow in large steps: a step may cost a copy of all of it, and each segment that grows would
+/// ask for one. The first step is as large as the index may become; memory that is not written to costs nothing.
+#[derive(Debug)]
+pub(super) struct Headroom {
+    first: usize,
+    left: usize,
+}
+
+const STEP: usize = 8 << 20;
+
+impl Headroom {
+    /// For an index of at most `max_bytes`.
+    pub fn new(max_bytes: usize) -> Self {
+        Headroom { first: max_bytes, left: 0 }
+    }
+
+    /// So many bytes are about to be allocated.
+    fn before(&mut self, bytes: usize) {
+        if cfg!(target_family = "wasm") {
+            match self.left.checked_sub(bytes) {
+                Some(left) => self.left = left,
+                None => {
+                    let step = std::mem::take(&mut self.first).max(STEP);
+                    let mut room = Vec::<u8>::new();
+                    // Given back at once, it is where the next ones come from.
+                    let got = room.try_reserve_exact(step).is_ok();
+                    drop(std::hint::black_box(room));
+                    self.left = if got { step - (step >> 2) } else { STEP };
+                }
+            }
+        }
+    }
 }
 
 impl Table {
@@ -56,11 +94,8 @@ impl Table {
         std::hint::black_box(hashes.iter().fold(0, |sum, hash| sum ^ peek(hash)));
     }
 
-    pub fn get(&self, hash: BlockHash, seed: Seed) -> (u64, u64) {
-        match self.segment(hash).and_then(|s| s.get(hash.0 & KEY, seed)) {
-            Some(slot) => (slot.holders, slot.ends),
-            None => (0, 0),
-        }
+    pub fn get(&self, hash: BlockHash, seed: Seed) -> u64 {
+        self.segment(hash).and_then(|s| s.get(hash.0 & KEY, seed)).map_or(0, |slot| slot.holders)
     }
 
     pub fn depth(&self, hash: BlockHash, seed: Seed) -> Option<u64> {
@@ -73,13 +108,13 @@ impl Table {
         }
     }
 
-    /// Within `cover`, makes `holders` and `ends` those of `hash`. Gives the holders within `cover` before.
-    /// `holders` must not be empty.
+    /// Within `cover`, makes `holders` those of `hash`. Gives the holders within `cover` before. `holders` must not be
+    /// empty.
     pub fn set(
         &mut self,
         hash: BlockHash,
         cover: u64,
-        (holders, ends): (u64, u64),
+        holders: u64,
         depth: u64,
         seed: Seed,
         room: &mut Room<'_>,
@@ -93,12 +128,12 @@ impl Table {
                 Entry::Slot(slot) => {
                     let before = slot.holders & cover;
                     slot.holders = (slot.holders & !cover) | (holders & cover);
-                    slot.ends = (slot.ends & !cover) | (ends & holders & cover);
                     self.entries += segment.used() - used;
                     return before;
                 }
                 Entry::Full => match segment.growth().filter(|more| *more <= room.free) {
                     Some(more) => {
+                        room.headroom.before(segment.bytes() + more);
                         segment.grow(seed);
                         self.slot_bytes += more;
                         room.free -= more;
@@ -120,6 +155,11 @@ impl Table {
         let gone = segment.remove(hash.0 & KEY, holders, seed);
         self.entries -= used - segment.used();
         gone
+    }
+
+    /// Slots of segment number `at`.
+    pub fn size(&self, at: usize) -> usize {
+        self.segments.get(at).map_or(0, |segment| segment.size())
     }
 
     /// Takes `dead` off everything in segment number `at`, and gives back room. False: there is no such segment.
@@ -153,31 +193,9 @@ impl Table {
     }
 
     /// The entries of segment number `at`, with whole hashes.
-    pub fn segment_entries(&self, at: usize) -> impl Iterator<Item = (BlockHash, u64, u64)> {
+    pub fn segment_entries(&self, at: usize) -> impl Iterator<Item = (BlockHash, u64)> {
         let first = (at as u64) << KEY_BITS;
-        let slots = self.segments.get(at).map_or(&[][..], Segment::slots);
-        slots.iter().filter(|s| s.holders != 0).map(move |s| (BlockHash(first | s.key()), s.holders, s.ends))
-    }
-
-    /// Changes in place what is held of segment number `at`: `want` gives for each entry the holders and ends
-    /// that it should have, which may be none.
-    pub fn rewrite(&mut self, at: usize, seed: Seed, want: &mut dyn FnMut(BlockHash, u64, u64) -> (u64, u64)) {
-        let first = (at as u64) << KEY_BITS;
-        let Some(segment) = self.segments.get_mut(at) else { return };
-        let used = segment.used();
-        let entries: Vec<(u64, u64, u64)> =
-            segment.slots().iter().filter(|s| s.holders != 0).map(|s| (s.key(), s.holders, s.ends)).collect();
-        for (key, holders, ends) in entries {
-            let (to_holders, to_ends) = want(BlockHash(first | key), holders, ends);
-            if (to_holders, to_ends) == (holders, ends) {
-                continue;
-            }
-            if to_holders == 0 {
-                segment.remove(key, u64::MAX, seed);
-            } else if let Some(slot) = segment.get_mut(key, seed) {
-                (slot.holders, slot.ends) = (to_holders, to_ends & to_holders);
-            }
-        }
-        self.entries -= used - segment.used();
+        let slots = self.segments.get(at).into_iter().flat_map(Segment::slots);
+        slots.filter(|s| s.holders != 0).map(move |s| (BlockHash(first | s.key()), s.holders))
     }
 }

@@ -7,7 +7,7 @@ use super::{Column, Index, RangeJob, Walk};
 use crate::blocks::BlockHash;
 use crate::feed::record::Tier;
 
-const TIERS: [Tier; 3] = [Tier::Gpu, Tier::Cpu, Tier::Disk];
+const TIERS: [Tier; 4] = Tier::ALL;
 
 /// A small world of hashes, spread over the whole range, some of them neighbours in one segment.
 fn hash(n: u16) -> BlockHash {
@@ -25,7 +25,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let (column, tier, at) = (0..70usize, 0..3usize, 0..300u16);
+    let (column, tier, at) = (0..70usize, 0..4usize, 0..300u16);
     prop_oneof![
         6 => (column.clone(), tier.clone(), at.clone(), prop::collection::vec(any::<bool>(), 1..20))
             .prop_map(|(column, tier, from, ends)| Step::Store { column, tier, from, ends }),
@@ -131,6 +131,51 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Every column holds of every chain a beginning, and a few blocks are predicted or in lower tiers.
+    #[test]
+    fn a_jump_comes_to_the_same_as_a_walk(
+        depths in prop::collection::vec(0..200usize, 1..70),
+        lower in prop::collection::vec((0..70usize, 0..200usize, 1..4usize), 0..12),
+        predicted in prop::collection::btree_set((0..70usize, 0..200usize), 0..12),
+        holes in prop::collection::vec(0..70usize, 0..2),
+        cut in 1..200usize,
+    ) {
+        let mut index = Index::new(64 << 20, 7);
+        let chain: Vec<BlockHash> = (0..200).map(|n| random(900_000 + n)).collect();
+        let columns: Vec<Column> = depths.iter().map(|_| index.open().unwrap()).collect();
+        for (column, depth) in columns.iter().zip(&depths) {
+            index.store(*column, Tier::Gpu, None, &chain[..*depth], &[]);
+        }
+        for (column, at, tier) in lower.iter().filter(|l| l.0 < columns.len()) {
+            index.store(columns[*column], TIERS[*tier], None, &chain[*at..*at + 1], &[]);
+        }
+        // Some have a hole, and are not called dense.
+        let holes: BTreeSet<usize> = holes.into_iter().filter(|at| *at < columns.len()).collect();
+        for at in &holes {
+            index.remove(columns[*at], Tier::Gpu, chain[depths[*at] / 2]);
+        }
+        let predicts = |plane: usize, hash: BlockHash| {
+            let at = predicted.iter().filter(|(c, n)| *c < columns.len() && chain[*n] == hash);
+            at.map(|(c, _)| columns[*c]).filter(|c| c.plane() == plane).fold(0, |mask, c| mask | c.bit())
+        };
+        let mut slow = Walk::new(columns.iter().copied());
+        _ = chain.iter().all(|hash| slow.push(&index, *hash, predicts));
+        let dense = columns.iter().enumerate().filter(|(at, _)| !holes.contains(at)).map(|(_, c)| *c);
+        let mut fast = Walk::new(columns.iter().copied()).dense(dense);
+        // In two pieces, as the hashes become known.
+        let (first, second) = chain.split_at(cut);
+        _ = fast.push_all(&index, first, predicts) && fast.push_all(&index, second, predicts);
+        for column in &columns {
+            for most in [chain.len(), chain.len() - 1] {
+                prop_assert_eq!(fast.held(*column, most as u32), slow.held(*column, most as u32));
+            }
+        }
+    }
+}
+
 fn random(n: u64) -> BlockHash {
     BlockHash(xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes()))
 }
@@ -197,7 +242,7 @@ fn a_second_tier_gets_its_share_of_a_full_index() {
     let column = index.open().unwrap();
     (0..300_000).for_each(|n| index.store(column, Tier::Gpu, None, &[random(n)], &[]));
     (0..300_000).for_each(|n| index.store(column, Tier::Cpu, None, &[random(n)], &[]));
-    let [gpu, cpu, _] = index.blocks(column);
+    let [gpu, cpu, ..] = index.blocks(column);
     assert!(cpu > 40_000 && gpu > 40_000, "{gpu} and {cpu}");
     assert!(index.stats().bytes <= 4 << 20);
 }

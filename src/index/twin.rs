@@ -56,14 +56,15 @@ impl Twin {
         let tier = |tier, hash: BlockHash| self.held.get(&(column, tier, hash)).copied();
         let mut blocks: Vec<(bool, u8)> = Vec::new();
         for hash in chain {
-            let [gpu, cpu, disk] = [Tier::Gpu, Tier::Cpu, Tier::Disk].map(|t| tier(t, *hash));
+            let [gpu, cpu, disk, perhaps] = Tier::ALL.map(|t| tier(t, *hash));
             let guess = predicted.contains(&(column, *hash));
-            let end = [gpu, cpu, disk].contains(&Some(true)) || guess;
-            let place = match (gpu, cpu, disk, guess) {
+            let end = [gpu, cpu, disk, perhaps].contains(&Some(true)) || guess;
+            let place = match (gpu, cpu, disk, guess, perhaps) {
                 (Some(_), ..) => 0,
                 (_, Some(_), ..) => 1,
-                (_, _, Some(_), _) => 2,
-                (.., true) => 3,
+                (_, _, Some(_), ..) => 2,
+                (.., true, _) => 3,
+                (.., Some(_)) => 4,
                 _ => break,
             };
             blocks.push((end, place));
@@ -71,6 +72,13 @@ impl Twin {
         let end = blocks.iter().take(most).rposition(|(end, _)| *end).map_or(0, |at| at + 1);
         let behind = blocks.len() - end;
         let count = |place| (blocks.iter().filter(|b| b.1 == place).count()).saturating_sub(behind) as u32;
-        Held { blocks: blocks.len() as u32, end: end as u32, cpu: count(1), disk: count(2), predicted: count(3) }
+        Held {
+            blocks: blocks.len() as u32,
+            end: end as u32,
+            cpu: count(1),
+            disk: count(2),
+            predicted: count(3),
+            unconfirmed: count(4),
+        }
     }
 }

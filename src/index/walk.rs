@@ -1,8 +1,18 @@
-//! Matching a chain: one hash after another, as they become known.
+//! Matching a chain: one hash after another, as they become known; or, where several are known, by jumps.
+//!
+//! A replica whose events say so holds of each chain a beginning without a hole (*dense*), so where it holds a
+//! block, it holds all before. Then a few probes find where the first of them ends, and what lies before is not
+//! looked at. One that had to give up blocks for the byte bound is walked block by block.
 
 use super::PLANE;
 use super::store::{Column, Index, TIERS, bits};
 use crate::blocks::BlockHash;
+use crate::feed::record::Tier;
+
+/// Fewer blocks than this are walked.
+const WORTH_A_JUMP: usize = 8;
+/// Places looked at together: their reads wait for memory at the same time.
+const PROBES: usize = 16;
 
 /// How much of a chain one replica holds, in blocks from the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +27,8 @@ pub struct Held {
     pub disk: u32,
     /// Of `end`, blocks that are only predicted.
     pub predicted: u32,
+    /// Of `end`, blocks that are not confirmed.
+    pub unconfirmed: u32,
 }
 
 /// A walk along one chain. Ask [`Walk::push`] for each hash until it says that nobody goes further.
@@ -30,6 +42,8 @@ pub struct Walk {
 struct PlaneWalk {
     plane: usize,
     alive: u64,
+    /// Those that hold beginnings without holes.
+    dense: u64,
     /// Those for which the last block was one where a hit may end.
     ended: u64,
     /// And those for which the one before it was.
@@ -48,6 +62,7 @@ impl Walk {
                 None => walk.planes.push(PlaneWalk {
                     plane: column.plane(),
                     alive: column.bit(),
+                    dense: 0,
                     ended: 0,
                     ended_before: 0,
                     held: [Held::default(); PLANE],
@@ -55,6 +70,17 @@ impl Walk {
             }
         }
         walk
+    }
+
+    /// These columns hold of each chain a beginning without a hole on the accelerator, and a hit may end at each of
+    /// its blocks.
+    pub fn dense(mut self, columns: impl Iterator<Item = Column>) -> Self {
+        for column in columns {
+            if let Some(plane) = self.planes.iter_mut().find(|p| p.plane == column.plane()) {
+                plane.dense |= column.bit();
+            }
+        }
+        self
     }
 
     /// Blocks walked so far.
@@ -95,7 +121,11 @@ impl Walk {
     ) -> bool {
         let (mut rest, mut ahead) = (hashes, 4);
         while !rest.is_empty() && self.alive() {
-            let (some, more) = rest.split_at_checked(ahead).unwrap_or((rest, &[]));
+            let jumped = if rest.len() >= WORTH_A_JUMP { self.jump(index, rest) } else { 0 };
+            rest = rest.get(jumped..).unwrap_or_default();
+            // Where the jump ended somebody ends, so look at one; without a jump, at several.
+            let look = if jumped > 0 { 1 } else { ahead };
+            let (some, more) = rest.split_at_checked(look).unwrap_or((rest, &[]));
             self.planes.iter().filter(|p| p.alive != 0).for_each(|p| index.warm(p.plane, some));
             if !some.iter().all(|hash| self.push(index, *hash, &predicted)) {
                 return false;
@@ -103,6 +133,41 @@ impl Walk {
             (rest, ahead) = (more, 32);
         }
         self.alive()
+    }
+
+    /// Goes over the blocks at the beginning of `hashes` that all who are left hold. Gives their number; 0 as well
+    /// where that cannot be told by probes.
+    fn jump(&mut self, index: &Index, hashes: &[BlockHash]) -> usize {
+        let walked = |p: &&PlaneWalk| p.alive & !p.dense != 0 || p.alive & index.truncated_in(p.plane) != 0;
+        let held = |walk: &Walk, hash: &BlockHash| {
+            let mut planes = walk.planes.iter().filter(|p| p.alive != 0);
+            planes.all(|p| index.get(p.plane, Tier::Gpu as usize, *hash).0 & p.alive == p.alive)
+        };
+        if self.planes.iter().any(|p| walked(&p)) || !hashes.first().is_some_and(|hash| held(self, hash)) {
+            return 0;
+        }
+        // All hold what is before `good`; somebody does not hold `bad`, or it is the end.
+        let (mut good, mut bad) = (1, hashes.len());
+        while good < bad {
+            let step = (bad - good).div_ceil(PROBES);
+            let place = |n: usize| good.saturating_add((n + 1).saturating_mul(step)).min(bad) - 1;
+            let mut probes = [BlockHash(0); PROBES];
+            for (n, probe) in probes.iter_mut().enumerate() {
+                *probe = hashes.get(place(n)).copied().unwrap_or(BlockHash(0));
+            }
+            self.planes.iter().filter(|p| p.alive != 0).for_each(|p| index.warm(p.plane, &probes));
+            (good, bad) = match probes.iter().position(|hash| !held(self, hash)) {
+                Some(0) => (good, place(0)),
+                Some(n) => (place(n - 1) + 1, place(n)),
+                None => (bad, bad),
+            };
+        }
+        for plane in self.planes.iter_mut().filter(|p| p.alive != 0) {
+            plane.ended_before = if good > 1 { plane.alive } else { plane.ended };
+            plane.ended = plane.alive;
+        }
+        self.depth = self.depth.saturating_add(u32::try_from(good).unwrap_or(u32::MAX));
+        good
     }
 
     /// What a column holds of the chain walked so far. A hit ends after at most `most` blocks: the engine always
@@ -131,15 +196,16 @@ impl Walk {
         held.predicted = held.predicted.saturating_sub(behind);
         held.cpu = held.cpu.saturating_sub(behind);
         held.disk = held.disk.saturating_sub(behind);
+        held.unconfirmed = held.unconfirmed.saturating_sub(behind);
         held
     }
 }
 
 impl PlaneWalk {
-    fn step(&mut self, [gpu, cpu, disk]: [(u64, u64); TIERS], predicted: u64, depth: u32) {
+    fn step(&mut self, [gpu, cpu, disk, perhaps]: [(u64, u64); TIERS], predicted: u64, depth: u32) {
         let before = self.alive;
-        self.alive &= gpu.0 | cpu.0 | disk.0 | predicted;
-        let ended = (gpu.1 | cpu.1 | disk.1 | predicted) & self.alive;
+        self.alive &= gpu.0 | cpu.0 | disk.0 | perhaps.0 | predicted;
+        let ended = (gpu.1 | cpu.1 | disk.1 | perhaps.1 | predicted) & self.alive;
         for bit in bits(before & !self.alive) {
             self.with(bit, |held| held.blocks = depth);
         }
@@ -151,7 +217,9 @@ impl PlaneWalk {
         if lower != 0 {
             bits(lower & cpu.0).for_each(|bit| self.with(bit, |held| held.cpu += 1));
             bits(lower & !cpu.0 & disk.0).for_each(|bit| self.with(bit, |held| held.disk += 1));
-            bits(lower & !cpu.0 & !disk.0).for_each(|bit| self.with(bit, |held| held.predicted += 1));
+            let rest = lower & !cpu.0 & !disk.0;
+            bits(rest & predicted).for_each(|bit| self.with(bit, |held| held.predicted += 1));
+            bits(rest & !predicted).for_each(|bit| self.with(bit, |held| held.unconfirmed += 1));
         }
     }
 

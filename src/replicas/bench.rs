@@ -26,6 +26,7 @@ fn fleet(replicas: u32) -> Fleet {
             rank: 0,
             capacity_blocks: 0,
             trust: Trust::Exact,
+            ..ReplicaInfo::default()
         })
     });
     send(&mut fleet, 1, infos.collect());

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 use super::book::{BookingId, Load};
 use super::fleet::{AFTER_FIRST_DATA, Ask, Fleet, Flight, Matching, QUIET, SILENT, Target};
-use super::members::{ReplicaIdx, rendezvous};
+use super::members::{Replica, ReplicaIdx, rendezvous};
 use super::peers::Tell;
 use crate::blocks::BlockHash;
 use crate::clock::{MS, Time};
@@ -68,12 +68,13 @@ impl Fleet {
                 cpu: tokens(held.cpu),
                 disk: tokens(held.disk),
                 predicted: tokens(held.predicted),
+                unconfirmed: tokens(held.unconfirmed),
                 prefill: load.prefill,
                 context: load.context,
                 requests: f64::from(load.requests) + f64::from(others - waiting),
                 waiting: f64::from(waiting),
                 homes: f64::from(world.homes.at(idx)),
-                trust: self.trust(replica.trust, ask.now),
+                trust: self.trust(replica, ask.now).0,
                 session: session == Some(idx),
             };
             homes += candidate.homes;
@@ -99,6 +100,9 @@ impl Fleet {
             block_size: matching.block_size,
             matched: u64::from(held.end) * u64::from(matching.block_size),
             held: held.blocks as usize,
+            claimed: held.end.saturating_sub(held.predicted) as usize,
+            tokens: ask.tokens,
+            told: false,
             hashes: matching.hashes.clone(),
             settled: false,
         };
@@ -143,14 +147,15 @@ impl Fleet {
         self.world.foreign.get(usize::from(idx.0)).copied().unwrap_or_default()
     }
 
-    /// Trust, this VM's own state included.
-    pub(super) fn trust(&self, trust: Trust, now: Time) -> Trust {
+    /// Trust and its reason, this VM's own state included.
+    pub(super) fn trust<'a>(&self, replica: &'a Replica, now: Time) -> (Trust, &'a str) {
         let age = self.sync.feed_age(now).unwrap_or(u64::MAX);
-        match trust {
-            Trust::Exact if age > SILENT => Trust::Stale,
-            Trust::CatchingUp if age > SILENT => Trust::Stale,
-            Trust::Exact if !self.sync.synced() || age > QUIET => Trust::CatchingUp,
-            other => other,
+        match replica.trust {
+            Trust::Exact | Trust::CatchingUp if age > SILENT => (Trust::Stale, "bridge_silent"),
+            Trust::Exact if age > QUIET => (Trust::CatchingUp, "bridge_quiet"),
+            Trust::Exact if !self.sync.synced() => (Trust::CatchingUp, "syncing"),
+            Trust::NoEvents if replica.reason.is_empty() => (Trust::NoEvents, "not_in_the_feed"),
+            other => (other, &replica.reason),
         }
     }
 
@@ -171,9 +176,11 @@ impl Fleet {
                 address: replica.address.to_string(),
                 rank: replica.rank,
                 trust: c.trust.label(),
+                trust_reason: self.trust(replica, ask.now).1.to_owned(),
                 matched_blocks: held.blocks,
                 matched: c.matched as u64,
                 predicted: c.predicted as u64,
+                unconfirmed: c.unconfirmed as u64,
                 credit: s.credit as u64,
                 uncached: ask.tokens.saturating_sub(c.matched as u64),
                 booked_requests: load.requests,

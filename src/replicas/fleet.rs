@@ -43,11 +43,12 @@ use super::choice::{flight_tail, reason, to_ms};
 use super::members::{ReplicaIdx, ReplicaKey, StaticReplica};
 use super::peers::{Message, Tell, foreign_booking};
 use super::stats::{FleetStats, ReplicaStats};
+use super::words::Words;
 use super::world::World;
 use crate::blocks::BlockHash;
 use crate::clock::{Budget, MS, SECOND, Time};
 use crate::feed::record::{ReplicaInfo, Trust};
-use crate::feed::sync::{Sync, SyncSettings, Verdict};
+use crate::feed::sync::{Pull, Sync, SyncSettings, Verdict};
 use crate::feed::{Epoch, FeedReplicaId, FrameError};
 use crate::index::Walk;
 use crate::nokey::NoKey;
@@ -163,8 +164,14 @@ pub(super) struct Flight {
     pub(super) matched: u64,
     /// Blocks that the pick held already.
     pub(super) held: usize,
+    /// Of the match, blocks that were more than predicted.
+    pub(super) claimed: usize,
     pub(super) hashes: Vec<BlockHash>,
+    /// Tokens of the prompt, as far as known.
+    pub(super) tokens: u64,
     pub(super) settled: bool,
+    /// What the engine said of it is in [`Fleet::words`].
+    pub(super) told: bool,
 }
 
 /// Everything that a router VM believes and decides. See the [module](self).
@@ -178,6 +185,8 @@ pub struct Fleet {
     pub(super) last_full: Time,
     pub(super) random: u64,
     pub(super) blocks_missed: bool,
+    /// What the bridge should hear of requests.
+    pub(super) words: Words,
 }
 
 impl Fleet {
@@ -192,6 +201,7 @@ impl Fleet {
             last_full: Time(0),
             random,
             blocks_missed: false,
+            words: Words::default(),
         }
     }
 
@@ -214,6 +224,7 @@ impl Fleet {
                 rank: replica.rank,
                 capacity_blocks: replica.capacity_blocks,
                 trust: Trust::NoEvents,
+                ..ReplicaInfo::default()
             };
             let key = ReplicaKey::new(&info.address, info.rank);
             let by_feed = self
@@ -258,9 +269,9 @@ impl Fleet {
         self.sync.on_pull_failed(now);
     }
 
-    /// The first hash of the range to ask the bridge for now, if any. One at a time: the next one comes after
-    /// [`Fleet::on_snapshot`] or [`Fleet::on_pull_failed`], or when the own deadline has passed.
-    pub fn next_pull(&mut self, now: Time) -> Option<u64> {
+    /// What to ask the bridge for now, if anything. One at a time: the next one comes after [`Fleet::on_snapshot`] or
+    /// [`Fleet::on_pull_failed`], or when the own deadline has passed.
+    pub fn next_pull(&mut self, now: Time) -> Option<Pull> {
         self.sync.next_pull(now)
     }
 
@@ -382,9 +393,10 @@ impl Fleet {
             return Err(if fed { NoKey::NoReplica } else { NoKey::NoFeed });
         };
         let members = &self.world.members;
-        let columns = candidates.iter().filter_map(|idx| members.get(*idx));
-        let columns = columns.filter(|r| r.block_size == block_size).filter_map(|r| r.column);
-        let walk = Walk::new(columns);
+        let comparable =
+            || candidates.iter().filter_map(|idx| members.get(*idx)).filter(|r| r.block_size == block_size);
+        let dense = comparable().filter(|r| r.dense && r.feed.is_some() && r.trust != Trust::NoEvents);
+        let walk = Walk::new(comparable().filter_map(|r| r.column)).dense(dense.filter_map(|r| r.column));
         let open = walk.alive();
         let version = members.version();
         Ok(Matching { model: model.into(), block_size, candidates, version, walk, hashes: Vec::new(), open })
@@ -462,6 +474,7 @@ impl Fleet {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         let room = MAX_CHAIN.saturating_sub(flight.hashes.len());
         flight.hashes.extend_from_slice(hashes.get(..room).unwrap_or(hashes));
+        flight.tokens = tokens;
         let matched = flight.matched.min(last_token_cap(tokens, flight.block_size));
         let uncached = tokens.saturating_sub(matched) as f64;
         self.world.book.correct(id, uncached, tokens as f64);
@@ -493,6 +506,9 @@ impl Fleet {
     /// It ended; `served`: with an answer of the engine. Only the first call counts.
     pub fn finish(&mut self, id: BookingId, served: bool, now: Time) {
         self.settle(id, served, now);
+        if served {
+            self.tell(id, None);
+        }
         self.world.book.release(id);
         self.flights.remove(&id);
     }
@@ -513,7 +529,7 @@ impl Fleet {
         self.world.book.moved(id, to);
         let Some(flight) = self.flights.get_mut(&id) else { return true };
         // How much of the prompt is there was not asked: take it for new.
-        flight.held = 0;
+        (flight.held, flight.claimed) = (0, 0);
         if !flight.settled {
             self.predict(id, flight_tail(&self.flights, id, usize::MAX));
         }
@@ -540,7 +556,8 @@ impl Fleet {
             rank: r.rank,
             model: r.model.to_string(),
             block_size: r.block_size,
-            trust: self.trust(r.trust, now).label(),
+            trust: self.trust(r, now).0.label(),
+            trust_reason: self.trust(r, now).1.to_owned(),
             blocks: r.column.map(|c| world.index.blocks(c)).unwrap_or_default(),
             predicted_blocks: r.column.and_then(|c| predicted.get(c.index()).copied()).unwrap_or(0),
             capacity_blocks: r.capacity_blocks,

@@ -65,6 +65,10 @@ pub struct Replica {
     pub capacity_blocks: u64,
     /// Trust in its events, as the bridge has it.
     pub trust: Trust,
+    /// Why.
+    pub reason: Rc<str>,
+    /// See [`ReplicaInfo::dense`].
+    pub dense: bool,
     /// Its place in the index; `None` only while none is free.
     pub column: Option<Column>,
     /// The last load that its engine reported, and when it was read.
@@ -84,6 +88,8 @@ pub enum Change {
     New(ReplicaIdx),
     /// It is another model, or cut into other blocks: what it held means nothing now.
     Other(ReplicaIdx),
+    /// It has events now, or has them no more: what is believed of it comes from elsewhere.
+    Events(ReplicaIdx),
     /// Its trust or capacity changed.
     Details(ReplicaIdx),
     /// Nothing changed.
@@ -94,7 +100,7 @@ impl Change {
     /// The replica.
     pub fn idx(self) -> ReplicaIdx {
         match self {
-            Change::New(i) | Change::Other(i) | Change::Details(i) | Change::Same(i) => i,
+            Change::New(i) | Change::Other(i) | Change::Events(i) | Change::Details(i) | Change::Same(i) => i,
         }
     }
 }
@@ -173,14 +179,23 @@ impl Members {
             Some(idx) => {
                 let replica = self.get_mut(idx)?;
                 let other = *replica.model != *info.model || replica.block_size != info.block_size;
-                let details = replica.trust != info.trust || replica.capacity_blocks != info.capacity_blocks;
+                let events = (replica.trust == Trust::NoEvents) != (info.trust == Trust::NoEvents);
+                let details = replica.trust != info.trust
+                    || replica.capacity_blocks != info.capacity_blocks
+                    || replica.dense != info.dense
+                    || *replica.reason != *info.reason;
+                if *replica.reason != *info.reason {
+                    replica.reason = info.reason.as_str().into();
+                }
+                replica.dense = info.dense;
                 if other {
                     (replica.model, replica.block_size) = (info.model.as_str().into(), info.block_size);
                 }
                 (replica.trust, replica.capacity_blocks) = (info.trust, info.capacity_blocks);
-                match (other, details) {
-                    (true, _) => Change::Other(idx),
-                    (_, true) => Change::Details(idx),
+                match (other, events, details) {
+                    (true, ..) => Change::Other(idx),
+                    (_, true, _) => Change::Events(idx),
+                    (.., true) => Change::Details(idx),
                     _ => Change::Same(idx),
                 }
             }
@@ -200,6 +215,8 @@ impl Members {
                     block_size: info.block_size,
                     capacity_blocks: info.capacity_blocks,
                     trust: info.trust,
+                    reason: info.reason.as_str().into(),
+                    dense: info.dense,
                     column: None,
                     reported: None,
                     feed: None,

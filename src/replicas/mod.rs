@@ -17,6 +17,7 @@ pub mod members;
 pub mod peers;
 pub mod predict;
 pub mod stats;
+mod words;
 mod world;
 
 pub use book::BookingId;

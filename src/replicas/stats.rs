@@ -19,8 +19,10 @@ pub struct ReplicaStats {
     pub block_size: u32,
     /// Trust in its events, this worker's own state of sync included.
     pub trust: &'static str,
-    /// Blocks it is believed to hold: GPU, CPU, disk.
-    pub blocks: [u32; 3],
+    /// Why.
+    pub trust_reason: String,
+    /// Blocks it is believed to hold: GPU, CPU, disk, unconfirmed.
+    pub blocks: [u32; 4],
     /// Blocks that it is expected to hold soon.
     pub predicted_blocks: u32,
     /// Blocks that its cache can hold; 0 when unknown.

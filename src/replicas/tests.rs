@@ -3,7 +3,9 @@ use super::*;
 use crate::blocks::{BlockHash, Chain, TokenId, namespace};
 use crate::clock::{MS, SECOND, Time};
 use crate::feed::batch::{Batch, BatchHeader};
+use crate::feed::digest::{DRAWERS, Digests};
 use crate::feed::record::{LoadReport, Record, ReplicaInfo, Tier, Trust};
+use crate::feed::sync::Pull;
 use crate::feed::{Epoch, FeedReplicaId};
 
 const BLOCK: u32 = 16;
@@ -32,12 +34,13 @@ impl Worker {
             rank: 0,
             capacity_blocks: 1000,
             trust,
+            ..ReplicaInfo::default()
         };
         let records: Vec<_> = (0..replicas).map(|n| Record::Replica(info(n))).collect();
         worker.feed(records.clone());
-        let from = worker.fleet.next_pull(Time(worker.now)).unwrap();
-        let epoch = Epoch { term: 1, id: 1 };
-        let answer = crate::feed::snapshot::Snapshot { epoch, seq: 1, from, through: u64::MAX, records };
+        assert_eq!(worker.fleet.next_pull(Time(worker.now)), Some(Pull::Digests { from: 0 }));
+        let (epoch, replicas) = (Epoch { term: 1, id: 1 }, records);
+        let answer = Digests { epoch, seq: 1, from: 0, drawers: vec![0; DRAWERS], replicas };
         worker.fleet.on_snapshot(&answer.encode(), Time(worker.now));
         assert!(worker.fleet.work(Time(worker.now), &mut || true));
         assert!(worker.fleet.synced());

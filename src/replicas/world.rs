@@ -9,6 +9,7 @@ use super::predict::Predictions;
 use crate::blocks::BlockHash;
 use crate::clock::{Budget, MS, Time};
 use crate::feed::FeedReplicaId;
+use crate::feed::digest::Holders;
 use crate::feed::record::{LoadReport, Record, ReplicaInfo, Tier, Trust};
 use crate::feed::snapshot::Snapshot;
 use crate::feed::sync::Target;
@@ -27,6 +28,8 @@ pub(super) struct World {
     pub homes: Homes,
     pub recent: Vec<Recent>,
     ranging: Option<Ranging>,
+    /// By plane, whom the columns stand for in the feed.
+    holders: Vec<Holders>,
     /// Somebody had no column for a while, so blocks were missed.
     pub missed: bool,
 }
@@ -52,11 +55,12 @@ impl World {
             homes: Homes::default(),
             recent: Vec::new(),
             ranging: None,
+            holders: Vec::new(),
             missed: false,
         }
     }
 
-    /// Takes in a replica. True: something about it is new.
+    /// Takes in a replica. True: what it is or where its blocks are told has changed.
     pub fn upsert(&mut self, info: &ReplicaInfo, from_feed: bool) -> bool {
         match self.members.upsert(info, from_feed) {
             Some(Change::New(idx)) => {
@@ -68,8 +72,8 @@ impl World {
                 self.renew(idx);
                 true
             }
-            Some(Change::Details(_)) => true,
-            Some(Change::Same(_)) | None => false,
+            Some(Change::Events(_)) => true,
+            Some(Change::Details(_) | Change::Same(_)) | None => false,
         }
     }
 
@@ -221,6 +225,24 @@ impl Target for World {
         let columns = self.members.iter().filter(|(_, r)| r.feed.is_some() && r.trust != Trust::NoEvents);
         let job = RangeJob::new(snapshot.from, snapshot.through, columns.filter_map(|(_, r)| r.column));
         self.ranging = Some(Ranging { snapshot, record: 0, block: 0, job });
+    }
+
+    fn digest_begin(&mut self) -> usize {
+        self.holders.clear();
+        let told = self.members.iter().filter(|(_, r)| r.trust != Trust::NoEvents);
+        for (id, column) in told.filter_map(|(_, r)| Some((r.feed?, r.column?))) {
+            if self.holders.len() <= column.plane() {
+                self.holders.resize(column.plane() + 1, Holders::default());
+            }
+            if let Some(holders) = self.holders.get_mut(column.plane()) {
+                holders.set(column.bit().trailing_zeros(), id);
+            }
+        }
+        self.index.entries()
+    }
+
+    fn digest(&mut self, drawer: usize) -> u64 {
+        self.index.digest(drawer, &self.holders)
     }
 
     fn range_apply(&mut self, budget: Budget<'_>) -> Option<u64> {

@@ -15,6 +15,8 @@ pub struct Candidate {
     pub disk: f64,
     /// Of those, tokens that are only predicted.
     pub predicted: f64,
+    /// Of those, tokens whose blocks are not confirmed.
+    pub unconfirmed: f64,
     /// Prompt tokens booked there and not prefilled yet.
     pub prefill: f64,
     /// Tokens in the context of the requests booked there.
@@ -77,13 +79,17 @@ fn score(policy: &Policy, request: &Request, at: usize, c: &Candidate) -> Scored
     let predicted = sane(c.predicted).min(matched);
     let cpu = sane(c.cpu).min(matched - predicted);
     let disk = sane(c.disk).min(matched - predicted - cpu);
+    let unconfirmed = sane(c.unconfirmed).min(matched - predicted - cpu - disk);
     let trust = match c.trust {
         Trust::Exact => 1.0,
         Trust::CatchingUp => sane(policy.catching_up),
         Trust::Stale => sane(policy.stale),
         Trust::NoEvents => sane(policy.no_events),
     };
-    let less = predicted * (1.0 - policy.predicted) + cpu * (1.0 - policy.cpu_tier) + disk * (1.0 - policy.disk_tier);
+    let less = predicted * (1.0 - policy.predicted)
+        + cpu * (1.0 - policy.cpu_tier)
+        + disk * (1.0 - policy.disk_tier)
+        + unconfirmed * (1.0 - policy.unconfirmed);
     let credit = (sane(matched - sane(less)) * trust).min(tokens);
     let mean = sane(request.mean_homes);
     let excess = sane(c.homes - mean) / (mean + 4.0);

@@ -32,6 +32,8 @@ pub struct Policy {
     pub disk_tier: f64,
     /// What a block is worth that is only predicted to be there when the request arrives. Default 0.95.
     pub predicted: f64,
+    /// What a block is worth that was held before a gap in the events and was not confirmed since. Default 0.5.
+    pub unconfirmed: f64,
     /// What a match is worth on a replica whose events are being caught up with. Default 0.9.
     pub catching_up: f64,
     /// What a match is worth on a replica whose events have a gap or have stopped. Default 0.5.
@@ -63,6 +65,7 @@ impl Default for Policy {
             cpu_tier: 0.8,
             disk_tier: 0.4,
             predicted: 0.95,
+            unconfirmed: 0.5,
             catching_up: 0.9,
             stale: 0.5,
             no_events: 0.8,
@@ -96,6 +99,7 @@ impl Policy {
             ("cpu_tier", self.cpu_tier),
             ("disk_tier", self.disk_tier),
             ("predicted", self.predicted),
+            ("unconfirmed", self.unconfirmed),
             ("catching_up", self.catching_up),
             ("stale", self.stale),
             ("no_events", self.no_events),

@@ -37,12 +37,16 @@ pub struct CandidateReceipt {
     pub rank: u32,
     /// Trust in its events.
     pub trust: &'static str,
+    /// Why.
+    pub trust_reason: String,
     /// Blocks that it holds from the start.
     pub matched_blocks: u32,
     /// Tokens of them that the engine can use.
     pub matched: u64,
     /// Of those, tokens that are only predicted.
     pub predicted: u64,
+    /// Of those, tokens whose blocks are not confirmed.
+    pub unconfirmed: u64,
     /// Tokens of the match that counted, after the discounts.
     pub credit: u64,
     /// Tokens of this prompt that it would have to prefill.

@@ -9,13 +9,14 @@ fn number() -> impl Strategy<Value = f64> {
 
 fn candidate() -> impl Strategy<Value = Candidate> {
     let trust = prop_oneof![Just(Trust::Exact), Just(Trust::CatchingUp), Just(Trust::Stale), Just(Trust::NoEvents)];
-    let matched = (number(), number(), number(), number());
+    let matched = (number(), number(), number(), number(), number());
     let load = (number(), number(), number(), number(), number());
     (matched, load, trust, any::<bool>()).prop_map(|(m, l, trust, session)| Candidate {
         matched: m.0,
         cpu: m.1,
         disk: m.2,
         predicted: m.3,
+        unconfirmed: m.4,
         prefill: l.0,
         context: l.1,
         requests: l.2,

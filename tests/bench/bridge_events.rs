@@ -71,7 +71,16 @@ fn run(blocks: u64, block_size: u32) {
     let hub = Hub::new(64 << 20);
     let id = hub.reserve();
     let (address, model) = ("10.0.0.1:8000".to_owned(), "m".to_owned());
-    hub.replica(ReplicaInfo { id, address, model, block_size, rank: 0, capacity_blocks: 0, trust: Trust::Exact });
+    hub.replica(ReplicaInfo {
+        id,
+        address,
+        model,
+        block_size,
+        rank: 0,
+        capacity_blocks: 0,
+        trust: Trust::Exact,
+        ..ReplicaInfo::default()
+    });
     let config = CacheConfig { model: "m".into(), ..CacheConfig::default() };
     let mut stream = Stream::new(id, config, TrustMachine::new(true, 0));
     let mut place = Place::default();

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::harness::{Answer, Conversation, Gateway, MODEL, Setup, client, eventually, words};
+use kvroute::look::WorkerState;
+
+use crate::harness::{Answer, BLOCK, Conversation, Gateway, MODEL, Setup, client, eventually, words};
 
 /// Waits until no worker believes that this replica holds anything of the conversation.
 async fn forgotten(gateway: &Gateway, conversation: &Conversation, replica: &str) {
@@ -186,4 +188,76 @@ async fn a_listener_that_goes_leaves_the_queue_to_the_others() {
     .await;
     gateway.batches_are_announced().await;
     assert!(ask(gateway.envoy.public(), MODEL).await.starts_with("routed"));
+}
+
+/// Blocks that each worker calls unconfirmed of a replica, by slot.
+async fn unconfirmed(gateway: &Gateway, replica: usize) -> Vec<u64> {
+    let address = gateway.replica(replica).http_addr().to_string();
+    let states = gateway.states().await;
+    let of = |state: &WorkerState| state.replicas.iter().find(|r| r.address == address).map(|r| r.unconfirmed_blocks);
+    states.values().filter_map(of).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_from_before_a_gap_count_less_until_a_request_finds_them() {
+    let gateway = Gateway::start(Setup::default()).await;
+    let mut conversation = Conversation::with_system(&words(1, 300));
+    let first = gateway.turn(&mut conversation, "one").await;
+    let home = gateway.index_of(&first.replica);
+    let prompt = |seed| json!({"model": MODEL, "prompt": words(seed, 100), "max_tokens": 1}).to_string().into_bytes();
+    gateway.behind(home, "/v1/completions", prompt(5)).await;
+    gateway.settled().await;
+    // A batch is lost for good; the next one shows it.
+    gateway.replica(home).drop_events(1, true);
+    gateway.behind(home, "/v1/completions", prompt(6)).await;
+    gateway.behind(home, "/v1/completions", prompt(7)).await;
+    gateway.settled().await;
+    let address = gateway.replica(home).http_addr().to_string();
+    for state in gateway.states().await.values() {
+        let replica = state.replicas.iter().find(|r| r.address == address).unwrap();
+        assert_eq!((replica.trust.as_str(), replica.trust_reason.as_str()), ("catching_up", "gap"));
+    }
+    let before = unconfirmed(&gateway, home).await;
+    let text = kvroute_state(&gateway);
+    assert!(text.contains("catching_up: gap"), "{text}");
+    // They still draw the conversation, whose blocks are confirmed by that. Those of the other prompt are not.
+    let second = gateway.turn(&mut conversation, "two").await;
+    assert_eq!(second.replica, first.replica, "{}", second.outcome);
+    let found = second.cached_tokens() / u64::from(BLOCK);
+    assert!(found > 0, "{second:?}");
+    eventually("what was found is confirmed", async || {
+        let now = unconfirmed(&gateway, home).await;
+        now.iter().zip(&before).all(|(now, before)| *now > 0 && now + found <= *before).then_some(())
+    })
+    .await;
+}
+
+fn kvroute_state(gateway: &Gateway) -> String {
+    let url = format!("http://{}", gateway.envoy.ingest());
+    crate::harness::kvroute(&["state", "--gateway", &url, "--secret", &gateway.envoy.bootstrap().secret])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_that_came_too_late_learns_from_requests() {
+    let mut setup = Setup { replicas: 1, bridge: false, ..Setup::default() };
+    setup.mock.replay_batches = 1;
+    let mut gateway = Gateway::start(setup).await;
+    let mut conversation = Conversation::with_system(&words(1, 300));
+    conversation.messages.push(json!({"role": "user", "content": "one"}));
+    gateway.behind(0, "/v1/chat/completions", conversation.body()).await;
+    gateway.nudge(0).await;
+    gateway.start_bridge();
+    gateway.settled().await;
+    assert!(gateway.matched(&conversation).await.values().all(|m| m["r0"] == 0), "nobody told of it");
+    conversation.messages.push(json!({"role": "assistant", "content": "two"}));
+    let answer = gateway.turn(&mut conversation, "three").await;
+    let found = answer.cached_tokens() / u64::from(BLOCK);
+    assert!(found > 0, "{answer:?}");
+    let full = answer.prompt_tokens() / u64::from(BLOCK);
+    assert!(full > found, "the last turn fills a block of its own");
+    // The blocks that the engine found, and behind them those that its events told without their beginning.
+    eventually("every worker knows of them", async || {
+        gateway.matched(&conversation).await.values().all(|m| m["r0"] >= full).then_some(())
+    })
+    .await;
 }

@@ -18,6 +18,7 @@ fn replica(gateway: &Gateway) -> Record {
         rank: 0,
         capacity_blocks: 0,
         trust: Trust::Exact,
+        ..ReplicaInfo::default()
     })
 }
 

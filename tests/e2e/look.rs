@@ -238,6 +238,7 @@ async fn workers_in_different_states_answer_differently_and_say_which_they_are()
         rank: 0,
         capacity_blocks: 0,
         trust: Trust::Exact,
+        ..ReplicaInfo::default()
     };
     let blocks = hashes.len() as u64;
     let records =

@@ -7,9 +7,12 @@
 //!   further: the feed carries hashes of tokens ([`crate::blocks`]).
 //! * The same block can be stored several times (vLLM stores the generated tail of identical requests once per
 //!   request, and removes it as often), so references are counted per tier and attention group.
+//! * Blocks counted before a gap that was not filled are *unconfirmed*, a tier of its own in the feed, until an event
+//!   or [a request](hearsay) speaks for them or against them.
 //! * The changes of a batch are looked at once, at its end: groups announce the same blocks one after another.
 
 mod groups;
+mod hearsay;
 mod nodes;
 mod orphans;
 mod save;
@@ -24,12 +27,17 @@ use crate::bridge::wire::{EngineHash, Event, GroupKind, Removed, Skip, SkipCount
 use crate::feed::FeedReplicaId;
 use crate::feed::record::{Record, Tier};
 use groups::Groups;
+use hearsay::Hearsay;
+pub use hearsay::Word;
 use nodes::{DIRTY, Ix, LINKED, NONE, Nodes, OLD, ROOT, UNKEYED};
 use orphans::{Orphan, Orphans};
 
 /// In [`nodes::Node::announced`]: a hit may end here. The bits below are the tiers.
-const END: u8 = 8;
-const TIERS: [Tier; 3] = [Tier::Gpu, Tier::Cpu, Tier::Disk];
+const END: u8 = 16;
+const GPU: u8 = 1 << Tier::Gpu as u8;
+const UNCONFIRMED: u8 = 1 << Tier::Unconfirmed as u8;
+/// Blocks looked up ahead at a time.
+const WARM: usize = 32;
 /// Longest run in one record.
 const MAX_RUN: usize = 4096;
 
@@ -64,7 +72,7 @@ impl Default for CacheConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Presence {
     /// Nodes that hold it, per tier: two engine hashes can stand for the same tokens.
-    holders: [u16; 3],
+    holders: [u16; 4],
     /// A hit may end here.
     pub end: bool,
 }
@@ -92,8 +100,13 @@ pub struct Cache {
     salted: HashMap<EngineHash, Vec<EngineHash>>,
     dirty: Vec<Ix>,
     wiped: Vec<BlockHash>,
-    held: [u64; 3],
+    held: [u64; 4],
     old: usize,
+    /// Finds those from before a gap; may name nodes that are no such ones any more.
+    old_by_block: HashMap<BlockHash, Ix>,
+    hearsay: Hearsay,
+    /// Blocks on the accelerator that follow one which is not there.
+    holes: usize,
     skips: SkipCounts,
     scratch: Vec<u8>,
 }
@@ -114,8 +127,11 @@ impl Cache {
             salted: HashMap::new(),
             dirty: Vec::new(),
             wiped: Vec::new(),
-            held: [0; 3],
+            held: [0; 4],
             old: 0,
+            old_by_block: HashMap::new(),
+            hearsay: Hearsay::default(),
+            holes: 0,
             skips: SkipCounts::default(),
             scratch: Vec::new(),
         }
@@ -137,13 +153,18 @@ impl Cache {
     }
 
     /// Blocks held, per tier.
-    pub fn held(&self) -> [u64; 3] {
+    pub fn held(&self) -> [u64; 4] {
         self.held
     }
 
-    /// Blocks known only from before a gap.
+    /// Blocks known only from before a gap, or by hearsay.
     pub fn unconfirmed(&self) -> usize {
-        self.old
+        self.old + self.hearsay.len()
+    }
+
+    /// Whether of each chain a beginning without a hole is on the accelerator, and a hit may end at all its blocks.
+    pub fn dense(&self) -> bool {
+        self.holes == 0 && self.groups.is_simple()
     }
 
     /// Runs that wait for their parent.
@@ -189,8 +210,11 @@ impl Cache {
         self.blocks = HashMap::new();
         self.salted = HashMap::new();
         self.dirty.clear();
-        self.held = [0; 3];
+        self.held = [0; 4];
         self.old = 0;
+        self.old_by_block = HashMap::new();
+        self.hearsay = Hearsay::default();
+        self.holes = 0;
         self.truncated = false;
     }
 
@@ -208,8 +232,8 @@ impl Cache {
     }
 
     /// Events were lost for good: references counted so far may be too many or too few. Each block is taken as
-    /// referenced once, so that the next removal of it counts.
-    pub fn gap(&mut self) {
+    /// referenced once, so that the next removal of it counts, and is unconfirmed until something speaks for it.
+    pub fn gap(&mut self, replica: FeedReplicaId, out: &mut Vec<Record>) {
         let all: Vec<Ix> = self.nodes.iter().collect();
         for ix in all {
             if self.nodes[ix].held() {
@@ -218,26 +242,28 @@ impl Cache {
                     self.nodes[ix].flags |= OLD;
                     self.old += 1;
                 }
+                self.old_by_block.insert(self.nodes[ix].block, ix);
+                self.mark(ix);
             }
         }
+        self.flush(replica, out);
     }
 
     /// Gives up blocks from before a gap while more are held on the accelerator than it can hold.
     pub fn trim(&mut self, replica: FeedReplicaId, capacity: u64, out: &mut Vec<Record>) {
-        if self.old == 0 || capacity == 0 || self.held[0] <= capacity {
+        let held = self.held[Tier::Gpu as usize] + self.held[Tier::Unconfirmed as usize];
+        if self.unconfirmed() == 0 || capacity == 0 || held <= capacity {
             return;
         }
-        let mut over = self.held[0] - capacity;
+        let mut over = held - capacity;
         // Ends of chains first: what is before them is of use to more requests.
         let mut candidates: Vec<Ix> =
             self.nodes.iter().filter(|ix| self.nodes[*ix].is(OLD) && self.nodes.is_leaf(*ix)).collect();
         while over > 0 {
             let Some(ix) = candidates.pop() else { break };
             let parent = self.nodes[ix].parent;
-            let lanes = self.nodes[ix].counts().len();
-            (0..lanes).for_each(|lane| self.nodes[ix].set(lane, 0));
+            self.nodes[ix].drop_counts();
             self.confirm(ix);
-            self.mark(ix);
             over -= 1;
             if parent != NONE
                 && self.nodes[parent].is(OLD)
@@ -246,13 +272,31 @@ impl Cache {
                 candidates.push(parent);
             }
         }
+        if over > 0 {
+            let oldest = self.hearsay.oldest(over as usize);
+            self.forget(replica, &oldest, out);
+        }
         self.flush(replica, out);
     }
 
+    /// What is counted of the block is from after the last gap, or as good as that.
     fn confirm(&mut self, ix: Ix) {
         if self.nodes[ix].is(OLD) {
             self.nodes[ix].flags &= !OLD;
             self.old -= 1;
+            self.mark(ix);
+            if self.old == 0 {
+                self.old_by_block = HashMap::new();
+            }
+        }
+    }
+
+    /// A request had the block in its table when it filled the next one, and all before it: none of them was lost
+    /// in the gap, or an event after it would have said that it was computed anew.
+    fn confirm_up(&mut self, mut ix: Ix) {
+        while ix != NONE && self.nodes[ix].is(OLD) {
+            self.confirm(ix);
+            ix = self.nodes[ix].parent;
         }
     }
 
@@ -303,6 +347,13 @@ impl Cache {
                 }
             }
         }
+        if self.old > 0
+            && self.groups.is_simple()
+            && let Some(ix) = event.parent.and_then(|parent| self.nodes.get(parent))
+        {
+            self.confirm_up(ix);
+        }
+        self.nodes.warm(&event.hashes);
         if whole && !event.tokens.is_empty() && Some(bs) == self.block_size {
             self.chain(&event);
         } else if needs_all {
@@ -357,7 +408,9 @@ impl Cache {
             },
         };
         self.link(base, &event.hashes, &event.tokens, event.unkeyed_from);
-        self.adopt_waiting(event.hashes.clone());
+        if self.orphans.len() > 0 {
+            self.adopt_waiting(event.hashes.clone());
+        }
         // A namespace under which nothing could be put.
         self.nodes.release(base);
     }
@@ -379,9 +432,6 @@ impl Cache {
     }
 
     fn adopt_waiting(&mut self, mut linked: Vec<EngineHash>) {
-        if self.orphans.len() == 0 {
-            return;
-        }
         while let Some(hash) = linked.pop() {
             let Some(base) = self.nodes.get(hash).filter(|ix| self.nodes[*ix].is(LINKED)) else { continue };
             for orphan in self.orphans.take(hash) {
@@ -411,6 +461,7 @@ impl Cache {
     }
 
     fn removed(&mut self, event: &Removed) {
+        self.nodes.warm(&event.hashes);
         let lane = self.groups.known_lane(event.tier, event.group);
         for hash in &event.hashes {
             if !self.salted.is_empty()
@@ -464,16 +515,39 @@ impl Cache {
         }
     }
 
+    /// Looks up what [`Cache::flush`] will look up for these, so that it does not wait for memory at each: these reads
+    /// do not depend on one another, and the processor does them at once.
+    fn warm(&self, dirty: &[Ix]) {
+        let known = |ix: &Ix| self.blocks.contains_key(&self.nodes[*ix].block);
+        std::hint::black_box(dirty.iter().filter(|ix| known(ix)).count());
+    }
+
+    /// The block came to the accelerator (`here`), or left it.
+    fn count_holes(&mut self, ix: Ix, here: bool) {
+        let parent = self.nodes[ix].parent;
+        let follows = parent != NONE && (self.nodes[parent].is(ROOT) || self.nodes[parent].announced & GPU != 0);
+        let own = usize::from(!follows);
+        let below = self.nodes.children(ix).filter(|child| self.nodes[*child].announced & GPU != 0).count();
+        self.holes =
+            if here { (self.holes + own).saturating_sub(below) } else { (self.holes + below).saturating_sub(own) };
+    }
+
     /// Tells what changed since the last call.
     fn flush(&mut self, replica: FeedReplicaId, out: &mut Vec<Record>) {
         let simple = self.groups.is_simple();
         let dirty = std::mem::take(&mut self.dirty);
-        let mut gone: [Vec<BlockHash>; 3] = Default::default();
-        let mut runs = Runs { replica, simple, out: Vec::new(), last: [NONE; 3], at: [usize::MAX; 3] };
-        for ix in &dirty {
+        let mut gone: [Vec<BlockHash>; 4] = Default::default();
+        let mut runs = Runs { replica, simple, out: Vec::new(), last: [NONE; 4], at: [usize::MAX; 4] };
+        for (at, ix) in dirty.iter().enumerate() {
+            if at % WARM == 0 {
+                self.warm(dirty.get(at..dirty.len().min(at + WARM)).unwrap_or_default());
+            }
             let node = &self.nodes[*ix];
             let keyed = node.is(LINKED) && !node.is(UNKEYED) && !node.is(ROOT);
-            let tiers = if keyed { self.groups.tiers(&self.nodes, *ix) } else { 0 };
+            let mut tiers = if keyed { self.groups.tiers(&self.nodes, *ix) } else { 0 };
+            if tiers != 0 && self.nodes[*ix].is(OLD) {
+                tiers = UNCONFIRMED;
+            }
             let end = tiers != 0 && (simple || self.groups.may_end(&self.nodes, *ix));
             let (was, parent, block) = (node.announced, node.parent, node.block);
             let node = &mut self.nodes[*ix];
@@ -482,6 +556,9 @@ impl Cache {
             if node.announced == was {
                 continue;
             }
+            if (was ^ tiers) & GPU != 0 {
+                self.count_holes(*ix, tiers & GPU != 0);
+            }
             let mut entry = match self.blocks.entry(block) {
                 Entry::Occupied(known) => known,
                 Entry::Vacant(new) => new.insert_entry(Presence::default()),
@@ -489,7 +566,7 @@ impl Cache {
             let presence = entry.get_mut();
             let end_changed = presence.end != end;
             presence.end = end;
-            for tier in TIERS {
+            for tier in Tier::ALL {
                 let (bit, t) = (1 << tier as u8, tier as usize);
                 if was & bit != 0 && tiers & bit == 0 {
                     presence.holders[t] -= 1;
@@ -510,11 +587,19 @@ impl Cache {
                     }
                 }
             }
-            if presence.holders == [0; 3] {
+            if tiers != 0 && self.hearsay.named(block) {
+                let holders = &mut presence.holders[Tier::Unconfirmed as usize];
+                *holders -= 1;
+                if *holders == 0 {
+                    self.held[Tier::Unconfirmed as usize] -= 1;
+                    gone[Tier::Unconfirmed as usize].push(block);
+                }
+            }
+            if presence.holders == [0; 4] {
                 entry.remove();
             }
         }
-        for tier in TIERS {
+        for tier in Tier::ALL {
             for hashes in gone[tier as usize].chunks(MAX_RUN) {
                 out.push(Record::Removed { replica, tier, hashes: hashes.to_vec() });
             }
@@ -533,9 +618,9 @@ struct Runs {
     simple: bool,
     out: Vec<Record>,
     /// Last node of the open run, per tier.
-    last: [Ix; 3],
+    last: [Ix; 4],
     /// Its record.
-    at: [usize; 3],
+    at: [usize; 4],
 }
 
 impl Runs {

@@ -77,6 +77,12 @@ impl Node {
         self.lane0 > 0 || self.more.iter().flat_map(|m| m.iter()).any(|c| *c > 0)
     }
 
+    /// Nothing refers to it any more.
+    pub fn drop_counts(&mut self) {
+        self.lane0 = 0;
+        self.more.iter_mut().flat_map(|m| m.iter_mut()).for_each(|c| *c = 0);
+    }
+
     /// Whether `flag` is set.
     pub fn is(&self, flag: u8) -> bool {
         self.flags & flag != 0
@@ -130,6 +136,11 @@ impl Nodes {
     /// The node of `key`.
     pub fn get(&self, key: EngineHash) -> Option<Ix> {
         self.index.get(&key).copied()
+    }
+
+    /// Looks these names up, so that the next look at each does not wait for memory.
+    pub fn warm(&self, keys: &[EngineHash]) {
+        std::hint::black_box(keys.iter().filter(|key| self.index.contains_key(*key)).count());
     }
 
     /// The node of `key`, made if need be, unless there are `max` already.

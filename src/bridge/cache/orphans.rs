@@ -62,6 +62,11 @@ impl Orphans {
         taken
     }
 
+    /// The `most` that came last.
+    pub fn latest(&self, most: usize) -> impl Iterator<Item = &Orphan> {
+        self.by_age.values().rev().take(most)
+    }
+
     /// Runs that wait.
     pub fn len(&self) -> usize {
         self.by_age.len()

@@ -108,7 +108,10 @@ impl Cache {
                 let count = r.u16()?;
                 cache.nodes[ix].set(usize::from(lane), count);
             }
-            cache.old += usize::from(flags & OLD != 0);
+            if flags & OLD != 0 {
+                cache.old += 1;
+                cache.old_by_block.insert(block, ix);
+            }
             order.push(ix);
         }
         for _ in 0..r.u32()? {

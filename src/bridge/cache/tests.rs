@@ -74,12 +74,32 @@ impl Told {
             }
         }
         self.records = out;
-        let held = TIERS.map(|t| self.held.keys().filter(|(tier, _)| *tier == t).count() as u64);
+        let held = Tier::ALL.map(|t| self.held.keys().filter(|(tier, _)| *tier == t).count() as u64);
         assert_eq!(self.cache.held(), held);
     }
 
+    fn gap(&mut self) {
+        let mut out = Vec::new();
+        self.cache.gap(ID, &mut out);
+        self.take(out);
+    }
+
+    fn heard(&mut self, chain: &[BlockHash], claimed: usize, cached: Option<usize>, partial: bool) {
+        let mut out = Vec::new();
+        self.cache.heard(ID, Word { chain, claimed, cached }, partial, 0, &mut out);
+        self.take(out);
+    }
+
+    fn of(&self, tier: Tier) -> Vec<BlockHash> {
+        self.held.keys().filter(|(t, _)| *t == tier).map(|(_, h)| *h).collect()
+    }
+
     fn gpu(&self) -> Vec<BlockHash> {
-        self.held.keys().filter(|(t, _)| *t == Tier::Gpu).map(|(_, h)| *h).collect()
+        self.of(Tier::Gpu)
+    }
+
+    fn unconfirmed(&self) -> Vec<BlockHash> {
+        self.of(Tier::Unconfirmed)
     }
 
     fn ends(&self, chain: &[BlockHash]) -> Vec<bool> {
@@ -251,7 +271,7 @@ fn tiers_are_held_apart_and_place_alone_is_enough_for_a_known_block() {
     assert_eq!(told.cache.skips().get(Skip::NoTokens), 1);
     // Its tokens come with a later event.
     told.apply(vec![Event::Stored(store(&[7], Some(1), 4))]);
-    assert_eq!(told.cache.held(), [1, 2, 0]);
+    assert_eq!(told.cache.held(), [1, 2, 0, 0]);
 }
 
 #[test]
@@ -315,21 +335,147 @@ fn after_a_gap_one_removal_is_enough_and_the_bound_holds() {
     for _ in 0..3 {
         told.apply(vec![Event::Stored(store(&[1, 2, 3], None, 0))]);
     }
-    told.cache.gap();
-    assert_eq!(told.cache.unconfirmed(), 3);
+    told.gap();
+    assert_eq!((told.gpu(), told.unconfirmed().len(), told.cache.unconfirmed()), (vec![], 3, 3));
     told.apply(vec![remove(&[3])]);
-    assert_eq!((told.gpu().len(), told.cache.unconfirmed()), (2, 2));
+    assert_eq!((told.gpu(), told.unconfirmed().len(), told.cache.unconfirmed()), (vec![], 2, 2));
     told.apply(vec![Event::Stored(store(&[11, 12, 13], None, 500))]);
     let mut out = Vec::new();
     told.cache.trim(ID, 4, &mut out);
     told.take(out);
     // The end of the old chain went, not its beginning, nor what is new.
     let old = chain(&tokens(0, 3), None, None);
-    assert_eq!(told.gpu().len(), 4);
-    assert!(told.gpu().contains(&old[0]) && !told.gpu().contains(&old[1]));
-    told.apply(vec![Event::Stored(store(&[1], None, 0)), remove(&[1])]);
+    assert_eq!((told.gpu().len(), told.unconfirmed()), (3, vec![old[0]]));
+    told.apply(vec![Event::Stored(store(&[1], None, 0))]);
+    assert_eq!((told.gpu().len(), told.unconfirmed()), (4, vec![]), "stored again, it is confirmed");
+    told.apply(vec![remove(&[1])]);
     assert!(!told.gpu().contains(&old[0]));
     assert_eq!(told.cache.unconfirmed(), 0);
+}
+
+#[test]
+fn a_block_stored_after_a_gap_speaks_for_all_before_it() {
+    let mut told = Told::new(config());
+    told.apply(vec![Event::Stored(store(&[1, 2, 3], None, 0)), Event::Stored(store(&[9], Some(1), 90))]);
+    told.gap();
+    told.apply(vec![Event::Stored(store(&[4], Some(2), 200))]);
+    let old = chain(&tokens(0, 3), None, None);
+    assert_eq!(told.gpu().len(), 3, "two of them old");
+    assert!(told.gpu().contains(&old[0]) && told.gpu().contains(&old[1]));
+    assert_eq!(told.unconfirmed().len(), 2, "the end of the old chain and the other branch");
+}
+
+#[test]
+fn requests_confirm_and_contradict_what_is_from_before_a_gap() {
+    let mut told = Told::new(config());
+    let all = chain(&tokens(0, 6), None, None);
+    told.apply(vec![Event::Stored(store(&[1, 2, 3, 4, 5, 6], None, 0))]);
+    told.heard(&all, 5, Some(2), true);
+    assert_eq!(told.gpu().len(), 6, "what events told is not for a request to deny");
+    told.gap();
+    told.heard(&all, 5, None, true);
+    assert_eq!((told.gpu().len(), told.unconfirmed().len()), (0, 6), "the engine did not say");
+    // It thought five cached, the engine found two: the two are held, the next three are not; the sixth was not asked.
+    told.heard(&all, 5, Some(2), true);
+    assert_eq!((told.gpu(), told.unconfirmed()), (sorted(all[..2].to_vec()), vec![all[5]]));
+    told.apply(vec![remove(&[2])]);
+    assert_eq!(told.gpu(), [all[0]], "a removal of what was confirmed counts");
+}
+
+#[test]
+fn a_window_is_confirmed_at_its_end_only() {
+    let mut told = Told::new(config());
+    let all = chain(&tokens(0, 6), None, None);
+    told.apply(vec![sliding(&[5, 6], None, 6), full(&[1, 2, 3, 4, 5, 6], None, 0)]);
+    told.gap();
+    told.heard(&all, 6, Some(6), true);
+    assert_eq!((told.gpu(), told.unconfirmed().len()), (sorted(all[4..].to_vec()), 4));
+}
+
+#[test]
+fn a_prompt_links_the_blocks_that_wait_in_it() {
+    let mut told = Told::new(config());
+    let all = chain(&tokens(0, 8), None, None);
+    // Joined late: the first three blocks were stored before.
+    told.apply(vec![Event::Stored(store(&[4, 5], Some(3), 12)), Event::Stored(store(&[6], Some(5), 20))]);
+    assert_eq!((told.gpu().len(), told.cache.orphans()), (0, 2));
+    let other = chain(&tokens(500, 8), None, None);
+    told.heard(&other, 0, None, true);
+    assert_eq!(told.cache.orphans(), 2, "another prompt");
+    told.heard(&all[..7], 0, None, true);
+    assert_eq!((told.cache.orphans(), told.gpu()), (0, sorted(all[3..6].to_vec())));
+    // What is before them must have been there; no event will say when it goes.
+    assert_eq!(told.unconfirmed(), sorted(all[..3].to_vec()));
+    assert!(!told.cache.dense(), "they follow blocks that are not known to be on the accelerator");
+    told.apply(vec![Event::Stored(store(&[7], Some(6), 24)), remove(&[4])]);
+    assert_eq!(told.gpu(), sorted([&all[4..6], &all[6..7]].concat()));
+    // An event names one of them: from now on events decide.
+    told.apply(vec![Event::Stored(store(&[1], None, 0))]);
+    assert_eq!(told.unconfirmed(), sorted(all[1..3].to_vec()));
+    told.apply(vec![remove(&[1])]);
+    assert!(!told.held.keys().any(|(_, block)| *block == all[0]));
+}
+
+#[test]
+fn what_is_only_heard_of_goes_first() {
+    let mut told = Told::new(config());
+    let (one, two) = (chain(&tokens(0, 4), None, None), chain(&tokens(50, 4), None, None));
+    told.heard(&one, 0, Some(3), false);
+    assert!(told.held.is_empty(), "nothing is missing, so events would have told");
+    told.heard(&one, 0, Some(3), true);
+    told.heard(&two, 0, Some(2), true);
+    assert_eq!(told.unconfirmed().len(), 5);
+    told.heard(&one, 3, Some(3), true);
+    told.apply(vec![Event::Stored(store(&[100, 101], None, 900))]);
+    let mut out = Vec::new();
+    told.cache.trim(ID, 5, &mut out);
+    told.take(out);
+    assert_eq!(told.unconfirmed(), sorted(one[..3].to_vec()), "the one that was not asked for again has gone");
+    told.heard(&one, 3, Some(0), true);
+    assert_eq!((told.unconfirmed(), told.gpu().len()), (vec![], 2));
+    told.heard(&one, 0, Some(3), true);
+    told.apply(vec![Event::Cleared]);
+    assert_eq!((told.held.len(), told.cache.unconfirmed()), (0, 0));
+}
+
+/// The plain way to count holes.
+fn has_holes(told: &Told) -> bool {
+    told.cache.nodes.iter().any(|ix| {
+        let node = &told.cache.nodes[ix];
+        let parent = (node.parent != NONE).then(|| &told.cache.nodes[node.parent]);
+        node.announced & GPU != 0 && !parent.is_some_and(|p| p.is(ROOT) || p.announced & GPU != 0)
+    })
+}
+
+#[test]
+fn holes_are_counted_as_they_come_and_go() {
+    let mut told = Told::new(config());
+    let mut x = 7u64;
+    let mut dice = |n: u64| {
+        x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (x >> 33) % n
+    };
+    let (mut with, mut without) = (0, 0);
+    for _ in 0..4000 {
+        let first = dice(20);
+        let event = match dice(10) {
+            0..6 => {
+                Event::Stored(store(&[first * 2 + 1, first * 2 + 2], (first > 0).then_some(first), first as u32 * 8))
+            }
+            6..9 => remove(&[dice(42)]),
+            _ if dice(20) == 0 => Event::Cleared,
+            _ => remove(&[dice(42), dice(42)]),
+        };
+        told.apply(vec![event]);
+        match dice(200) {
+            0 => told.gap(),
+            1 => told.heard(&chain(&tokens(0, 2), None, None), 2, Some(dice(3) as usize), true),
+            _ => {}
+        }
+        assert_eq!(told.cache.holes > 0, has_holes(&told));
+        if told.cache.dense() { without += 1 } else { with += 1 }
+    }
+    assert!(with > 100 && without > 100, "{with} and {without}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ fn info(id: FeedReplicaId) -> ReplicaInfo {
         rank: 0,
         capacity_blocks: 0,
         trust: Trust::Exact,
+        ..ReplicaInfo::default()
     }
 }
 
@@ -118,7 +119,7 @@ fn snapshot_and_later_batches_give_the_state() {
     hub.publish(vec![stored(ids[0], 0..50_000), stored(ids[1], 40_000..60_000)], &[]);
     let (mut snapshots, mut from) = (Vec::new(), 0);
     loop {
-        let snapshot = hub.snapshot(from);
+        let snapshot = hub.snapshot(from, u64::MAX);
         assert!(snapshot.encode().len() <= MAX_ANSWER_BYTES);
         assert_eq!(Snapshot::decode(&snapshot.encode()).unwrap(), snapshot);
         let through = snapshot.through;
@@ -147,9 +148,9 @@ fn snapshot_and_later_batches_give_the_state() {
 fn a_replica_is_not_shown_before_it_is_described() {
     let hub = Hub::new(1 << 20);
     let id = hub.reserve();
-    assert_eq!(hub.snapshot(0).records, []);
+    assert_eq!(hub.snapshot(0, u64::MAX).records, []);
     hub.raise_term(5);
     assert!(drain(&hub, &mut Place::default()).iter().all(|b| b.records.is_empty()));
     hub.replica(info(id));
-    assert_eq!(hub.snapshot(0).records, [Record::Replica(info(id))]);
+    assert_eq!(hub.snapshot(0, u64::MAX).records, [Record::Replica(info(id))]);
 }

@@ -217,17 +217,19 @@ fn a_restart_is_noticed_in_every_way() {
 }
 
 #[test]
-fn a_gap_that_cannot_be_filled_is_stale_until_its_blocks_are_gone() {
+fn blocks_from_before_a_gap_are_unconfirmed_until_they_are_gone() {
     let mut follower = Follower::new(None);
     let mut engine = engine(3);
     (0..3).for_each(|seq| follower.live(&engine, seq));
     engine.say(&[7], &[0]);
     engine.say(&[8], &[]);
     follower.live(&engine, 4);
-    assert_eq!(follower.state(), (Trust::Stale, "gap"));
+    assert_eq!(follower.state(), (Trust::CatchingUp, "gap"));
+    assert_eq!(follower.stream.cache().held(), [1, 0, 0, 3]);
     engine.say(&[], &[1, 2]);
     follower.live(&engine, 5);
-    assert_eq!(follower.state().0, Trust::Stale);
+    assert_eq!(follower.state(), (Trust::CatchingUp, "gap"));
+    assert_eq!(follower.stream.cache().held(), [1, 0, 0, 1]);
     // Block 0 went unseen; a cache that cannot hold that much proves it.
     follower.stream.capacity = 1;
     engine.say(&[], &[]);
@@ -243,7 +245,7 @@ fn a_message_that_ends_early_counts_as_a_gap() {
     (0..2).for_each(|seq| follower.live(&engine, seq));
     engine.log[2].truncate(14);
     follower.live(&engine, 2);
-    assert_eq!(follower.state(), (Trust::Stale, "gap"));
+    assert_eq!(follower.state(), (Trust::CatchingUp, "gap"));
     assert_eq!(follower.stream.cache().skips().get(Skip::NotMsgpack), 1);
 }
 

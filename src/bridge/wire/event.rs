@@ -69,7 +69,10 @@ fn events(r: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<(), Skip> {
     for _ in 0..r.array().map_err(broken)? {
         let start = r.clone();
         match event(r) {
-            Ok(Ok(event)) => batch.events.push(event),
+            Ok(Ok(event)) => {
+                batch.read += 1;
+                push(&mut batch.events, event);
+            }
             Ok(Err(skip)) => {
                 batch.skipped.push(skip);
                 *r = start;
@@ -86,22 +89,32 @@ fn events(r: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<(), Skip> {
     Ok(())
 }
 
+/// Engines say of each evicted block alone that it is gone: removals in a row become one.
+fn push(events: &mut Vec<Event>, event: Event) {
+    match (events.last_mut(), event) {
+        (Some(Event::Removed(last)), Event::Removed(next)) if (last.tier, last.group) == (next.tier, next.group) => {
+            last.hashes.extend(next.hashes);
+        }
+        (_, event) => events.push(event),
+    }
+}
+
 /// All fields that any event type has.
 #[derive(Default)]
-struct Fields {
+struct Fields<'a> {
     hashes: Option<Vec<EngineHash>>,
     parent: Option<EngineHash>,
     tokens: Option<Vec<TokenId>>,
     block_size: Option<u32>,
     lora_id: bool,
-    medium: Option<String>,
-    lora_name: Option<String>,
+    medium: Option<&'a str>,
+    lora_name: Option<&'a str>,
     extra: Vec<extra::BlockKeys>,
     group: Option<u32>,
-    kind: Option<String>,
+    kind: Option<&'a str>,
     window: Option<u32>,
     remote: bool,
-    salt: Option<String>,
+    salt: Option<&'a str>,
 }
 
 const STORED: &[&str] = &[
@@ -128,8 +141,8 @@ fn event(r: &mut Reader<'_>) -> Result<Result<Event, Skip>, Bad> {
         if n == 0 {
             return Ok(Err(Skip::UnknownType));
         }
-        kind = r.str()?.to_owned();
-        let names = match kind.as_str() {
+        kind = r.str()?;
+        let names = match kind {
             "BlockStored" => STORED,
             "BlockRemoved" => REMOVED,
             _ => &[],
@@ -150,7 +163,7 @@ fn event(r: &mut Reader<'_>) -> Result<Result<Event, Skip>, Bad> {
             None => return Ok(Err(Skip::MissingField)),
         }
     }
-    Ok(match kind.as_str() {
+    Ok(match kind {
         "BlockStored" => fields.stored(),
         "BlockRemoved" => fields.removed(),
         "AllBlocksCleared" => Ok(Event::Cleared),
@@ -158,19 +171,19 @@ fn event(r: &mut Reader<'_>) -> Result<Result<Event, Skip>, Bad> {
     })
 }
 
-fn map(r: &mut Reader<'_>, fields: &mut Fields, tag: &mut Option<String>) -> Result<(), Bad> {
+fn map<'a>(r: &mut Reader<'a>, fields: &mut Fields<'a>, tag: &mut Option<&'a str>) -> Result<(), Bad> {
     for _ in 0..r.map()? {
         match r.str()? {
-            "type" => *tag = Some(r.str()?.to_owned()),
+            "type" => *tag = Some(r.str()?),
             name => fields.take(name, r)?,
         }
     }
     Ok(())
 }
 
-impl Fields {
-    fn take(&mut self, name: &str, r: &mut Reader<'_>) -> Result<(), Bad> {
-        let text = |r: &mut Reader<'_>| Ok(if r.nil()? { None } else { Some(r.str()?.to_owned()) });
+impl<'a> Fields<'a> {
+    fn take(&mut self, name: &str, r: &mut Reader<'a>) -> Result<(), Bad> {
+        let text = |r: &mut Reader<'a>| Ok(if r.nil()? { None } else { Some(r.str()?) });
         match name {
             "block_hashes" => self.hashes = if r.nil()? { None } else { Some(hashes(r)?) },
             "parent_block_hash" => self.parent = if r.nil()? { None } else { Some(hash(r)?) },
@@ -186,7 +199,7 @@ impl Fields {
             "group_idx" => self.group = if r.nil()? { None } else { Some(r.u32()?) },
             "kv_cache_spec_kind" => self.kind = text(r)?,
             "kv_cache_spec_sliding_window" => self.window = if r.nil()? { None } else { Some(r.u32()?) },
-            "locality" => self.remote = text(r)?.as_deref() == Some("REMOTE"),
+            "locality" => self.remote = text(r)? == Some("REMOTE"),
             "cache_salt" => self.salt = text(r)?,
             _ => r.skip()?,
         }
@@ -197,7 +210,7 @@ impl Fields {
         if self.remote {
             return Some(Tier::Disk);
         }
-        self.medium.as_deref().map(|m| match m {
+        self.medium.map(|m| match m {
             m if m.starts_with("GPU") || m.starts_with("DEVICE") => Tier::Gpu,
             m if m.starts_with("CPU") || m.starts_with("HOST") => Tier::Cpu,
             _ => Tier::Disk,
@@ -205,7 +218,7 @@ impl Fields {
     }
 
     fn kind(&self) -> GroupKind {
-        match (self.kind.as_deref(), self.window) {
+        match (self.kind, self.window) {
             (None, None) => GroupKind::Unknown,
             (None | Some("sliding_window" | "sliding_window_mla"), Some(window)) if window > 0 => {
                 GroupKind::Sliding(window)
@@ -217,7 +230,7 @@ impl Fields {
     }
 
     fn salted(&mut self) -> u64 {
-        let mask = match &self.salt {
+        let mask = match self.salt {
             Some(salt) => xxh3_64(salt.as_bytes()),
             None => return 0,
         };
@@ -230,7 +243,8 @@ impl Fields {
         let (tier, kind) = (self.tier(), self.kind());
         let hashes = self.hashes.ok_or(Skip::MissingField)?;
         let block_size = self.block_size.filter(|b| *b > 0).ok_or(Skip::MissingField)?;
-        let meaning = extra::interpret(self.extra, self.lora_name, self.lora_id, self.parent.is_none());
+        let meaning =
+            extra::interpret(self.extra, self.lora_name.map(str::to_owned), self.lora_id, self.parent.is_none());
         if self.lora_id && meaning.lora.is_none() {
             return Err(Skip::LoraWithoutName);
         }
@@ -240,7 +254,7 @@ impl Fields {
             tokens: self.tokens.unwrap_or_default(),
             block_size,
             lora: meaning.lora,
-            salt: self.salt.or(meaning.salt),
+            salt: self.salt.map(str::to_owned).or(meaning.salt),
             salt_mask,
             unkeyed_from: meaning.unkeyed_from,
             tier,
@@ -270,14 +284,27 @@ fn hash(r: &mut Reader<'_>) -> Result<EngineHash, Bad> {
 }
 
 fn hashes(r: &mut Reader<'_>) -> Result<Vec<EngineHash>, Bad> {
-    (0..r.array()?).map(|_| hash(r)).collect()
+    let n = r.array()?;
+    let mut out = Vec::with_capacity(n);
+    while out.len() < n {
+        // Most often integers of full length; in between whatever there is.
+        let left = n - out.len();
+        if r.u64s(left, |hash| out.push(EngineHash(hash))) == 0 {
+            out.push(hash(r)?);
+        }
+    }
+    Ok(out)
 }
 
 /// Token ids; SGLang with EAGLE sends pairs (token, its successor): the first of each counts.
 fn tokens(r: &mut Reader<'_>) -> Result<Vec<TokenId>, Bad> {
     let n = r.array()?;
     let mut out = Vec::with_capacity(n);
-    for _ in 0..n {
+    while out.len() < n {
+        let left = n - out.len();
+        if r.u32s(left, &mut out) > 0 {
+            continue;
+        }
         if r.kind()? == Kind::Array {
             let width = r.array()?;
             if width == 0 {

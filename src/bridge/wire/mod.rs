@@ -107,8 +107,10 @@ pub struct EngineBatch {
     pub ts: f64,
     /// Data-parallel rank, if told.
     pub rank: Option<u32>,
-    /// What can be used, in order.
+    /// What can be used, in order; removals in a row are one.
     pub events: Vec<Event>,
+    /// Of how many events that is.
+    pub read: u64,
     /// Why the others cannot.
     pub skipped: Vec<Skip>,
 }

@@ -119,6 +119,38 @@ impl<'a> Reader<'a> {
         if negative { Err(Bad::Type) } else { u32::try_from(v).map_err(|_| Bad::Type) }
     }
 
+    /// Takes up to `n` integers from 0 to 2³² − 1 in a row; stops before the first value that is something else.
+    pub fn u32s(&mut self, n: usize, out: &mut Vec<u32>) -> usize {
+        let mut rest = self.rest;
+        out.reserve(n.min(rest.len()));
+        let mut taken = 0;
+        while taken < n {
+            let (value, after) = match rest {
+                [0xcd, a, b, after @ ..] => (u32::from(u16::from_be_bytes([*a, *b])), after),
+                [0xce, a, b, c, d, after @ ..] => (u32::from_be_bytes([*a, *b, *c, *d]), after),
+                [tag @ 0x00..=0x7f, after @ ..] => (u32::from(*tag), after),
+                [0xcc, a, after @ ..] => (u32::from(*a), after),
+                _ => break,
+            };
+            out.push(value);
+            (rest, taken) = (after, taken + 1);
+        }
+        self.rest = rest;
+        taken
+    }
+
+    /// Takes up to `n` unsigned integers of 64 bits in a row; stops before the first value that is something else.
+    pub fn u64s(&mut self, n: usize, mut each: impl FnMut(u64)) -> usize {
+        let mut taken = 0;
+        while taken < n
+            && let Some(([0xcf, value @ ..], after)) = self.rest.split_first_chunk::<9>()
+        {
+            each(u64::from_be_bytes(*value));
+            (self.rest, taken) = (after, taken + 1);
+        }
+        taken
+    }
+
     /// A number of either kind.
     pub fn f64(&mut self) -> Result<f64, Bad> {
         match self.kind()? {

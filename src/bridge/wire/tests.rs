@@ -240,7 +240,7 @@ fn sglang() {
 #[test]
 fn batches_of_every_form() {
     let event = || array(vec![array(vec![text("AllBlocksCleared")])]);
-    let expected = |rank| EngineBatch { ts: 2.0, rank, events: vec![Event::Cleared], skipped: vec![] };
+    let expected = |rank| EngineBatch { ts: 2.0, rank, events: vec![Event::Cleared], read: 1, skipped: vec![] };
     assert_eq!(decode(&bytes(&array(vec![2.0.into(), event()]))), expected(None));
     assert_eq!(decode(&bytes(&array(vec![2.into(), event(), NIL]))), expected(None));
     assert_eq!(decode(&bytes(&array(vec![2.0.into(), event(), 3.into(), NIL]))), expected(Some(3)));

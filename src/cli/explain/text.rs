@@ -1,6 +1,6 @@
 //! An explanation for people.
 
-use crate::cli::state::{LEGEND, LOAD, address, feed, load, title, trust_notes};
+use crate::cli::state::{LEGEND, LOAD, address, feed, load, title, trust, trust_notes};
 use crate::cli::table::{Paint, grouped, harmless, table};
 use crate::explain::Explanation;
 use crate::look::{Candidate, Choice};
@@ -60,7 +60,7 @@ pub fn choice(c: &Choice, shown: &Explanation, paint: Paint) -> String {
     let rows = c.candidates.iter().map(|r| {
         let mut row = vec![
             address(&r.address, r.rank),
-            r.trust.clone(),
+            trust(&r.trust, &r.trust_reason),
             format!("{} of {}", grouped(r.matched_blocks), grouped(total)),
             grouped(r.uncached_tokens),
             format!("{:.0}", r.cost),

@@ -12,12 +12,13 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use kvroute::blocks::BlockHash;
 use kvroute::clock::Time;
 use kvroute::feed::batch::{Batch, BatchHeader};
+use kvroute::feed::digest::{self, DRAWERS, Digests};
 use kvroute::feed::record::{LoadReport, Record, ReplicaInfo, Tier, Trust};
 use kvroute::feed::slots::ingest::{IngestLimits, take_batch};
 use kvroute::feed::slots::{Answer, QueueId, Set, Shared, SlotLease};
 use kvroute::feed::snapshot::Snapshot;
-use kvroute::feed::sync::{Sync, SyncSettings, Target, Verdict};
-use kvroute::feed::{Epoch, FeedReplicaId, wire};
+use kvroute::feed::sync::{Pull, Sync, SyncSettings, Target, Verdict};
+use kvroute::feed::{Epoch, FeedReplicaId, wire, word};
 use libfuzzer_sys::fuzz_target;
 
 /// What a worker believes, in the plainest form.
@@ -55,6 +56,13 @@ impl Target for Plain {
     }
     fn range_begin(&mut self, snapshot: Snapshot) {
         self.range = Some(snapshot);
+    }
+    fn digest_begin(&mut self) -> usize {
+        self.held.len()
+    }
+    fn digest(&mut self, drawer: usize) -> u64 {
+        let (first, last) = digest::bounds(drawer);
+        self.held.keys().filter(|(.., hash)| (first..=last).contains(hash)).count() as u64
     }
     fn range_apply(&mut self, _: &mut dyn FnMut() -> bool) -> Option<u64> {
         let snapshot = self.range.take()?;
@@ -118,6 +126,7 @@ fn sound(seq: u64) -> Vec<u8> {
         rank: 0,
         capacity_blocks: 10,
         trust: Trust::Exact,
+        ..ReplicaInfo::default()
     };
     let hashes = vec![BlockHash(5), BlockHash(1 << 63)];
     let stored = Record::Stored { replica: info.id, tier: Tier::Gpu, parent: None, ends: Vec::new(), hashes };
@@ -130,7 +139,8 @@ fuzz_target!(|data: &[u8]| {
     let frame = match choice & 3 {
         0 => data.to_vec(),
         1 => framed(b"KVB", &[LEAD.term, LEAD.id, 2], data),
-        _ => framed(b"KVS", &[LEAD.term, LEAD.id, 1, 0, through], data),
+        2 => framed(b"KVS", &[LEAD.term, LEAD.id, 1, 0, through], data),
+        _ => framed(b"KVD", &[LEAD.term, LEAD.id, 1, 0], data),
     };
     if let Ok(batch) = Batch::decode(&frame) {
         let again = Batch::decode(&batch.encode()).expect("a frame of our own");
@@ -139,6 +149,16 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(snapshot) = Snapshot::decode(&frame) {
         let again = Snapshot::decode(&snapshot.encode()).expect("an answer of our own");
         assert_eq!(again, snapshot);
+    }
+
+    if let Ok(digests) = Digests::decode(&frame) {
+        let again = Digests::decode(&digests.encode()).expect("digests of our own");
+        assert_eq!(again, digests);
+    }
+    // What a worker tells the bridge, after the same sum.
+    let told = framed(b"KVW", &[], data);
+    if let Ok(told) = word::decode(&told) {
+        assert_eq!(word::decode(&word::encode(&told)), Ok(told));
     }
 
     let host = Host::default();
@@ -152,7 +172,15 @@ fuzz_target!(|data: &[u8]| {
     let mut yes = || true;
     assert_eq!(sync.on_frame(&sound(1), Time(1)), Verdict::NewEpoch);
     assert!(sync.work(&mut plain, Time(1), &mut yes));
-    sync.next_pull(Time(2));
+    // Digests that differ, where an answer of blocks is to be tried, so that blocks are asked for.
+    let pull = sync.next_pull(Time(2));
+    if choice & 3 == 2 && pull == Some(Pull::Digests { from: 0 }) {
+        let drawers = vec![u64::MAX; DRAWERS];
+        let digests = Digests { epoch: LEAD, seq: 1, from: 0, drawers, replicas: Vec::new() };
+        sync.on_snapshot(&digests.encode(), Time(2));
+        assert!(sync.work(&mut plain, Time(2), &mut yes));
+        sync.next_pull(Time(2));
+    }
     sync.on_frame(&frame, Time(2));
     sync.on_snapshot(&frame, Time(2));
     assert!(sync.work(&mut plain, Time(2), &mut yes));

@@ -1,8 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::clock::{MS, SECOND};
 use crate::feed::batch::{Batch, BatchHeader};
-use crate::feed::record::Trust;
+use crate::feed::digest::{self, drawer};
+use crate::feed::record::{LoadReport, ReplicaInfo, Tier, Trust};
 
 /// First hash, blocks, last hash.
 type Ranging = (u64, Vec<(FeedReplicaId, u64, bool)>, u64);
@@ -13,11 +15,16 @@ struct Plain {
     replicas: BTreeSet<FeedReplicaId>,
     held: BTreeMap<(FeedReplicaId, u64), bool>,
     ranging: Option<Ranging>,
+    /// Of each replica, what was said last; only where a test looks at it.
+    reasons: Option<BTreeMap<u32, String>>,
 }
 
 impl Target for Plain {
     fn new_epoch(&mut self) {}
     fn replica(&mut self, info: &ReplicaInfo, _: Time) -> bool {
+        if let Some(reasons) = &mut self.reasons {
+            reasons.insert(info.id.0, info.reason.clone());
+        }
         self.replicas.insert(info.id)
     }
     fn gone(&mut self, id: FeedReplicaId, now: Time) {
@@ -67,6 +74,19 @@ impl Target for Plain {
         });
         Some(0)
     }
+    fn digest_begin(&mut self) -> usize {
+        // As if there were so many that each drawer is an answer of its own.
+        1 << 40
+    }
+    fn digest(&mut self, at: usize) -> u64 {
+        let here = self.held.iter().filter(|((_, hash), _)| digest::drawer(*hash) == at);
+        let one = |((id, hash), end): (&(FeedReplicaId, u64), &bool)| {
+            let (holds, ends) = digest::holder(*id);
+            let of = if *end { holds.wrapping_add(ends) } else { holds };
+            digest::block(BlockHash(*hash), Tier::Gpu).wrapping_mul(of)
+        };
+        here.map(one).fold(0, u64::wrapping_add)
+    }
 }
 
 /// A bridge that remembers everything it said.
@@ -90,10 +110,22 @@ impl Bridge {
         bytes
     }
 
+    fn reply(&self, pull: Pull, most: usize) -> Vec<u8> {
+        match pull {
+            Pull::Range { from, through } => self.answer(from, through, most),
+            Pull::Digests { from } => {
+                let mut state = self.state.clone();
+                let drawers = (drawer(from)..DRAWERS).map(|at| state.digest(at)).collect();
+                let replicas = self.state.replicas.iter().map(|id| Record::Replica(info(id.0))).collect();
+                Digests { epoch: self.epoch, seq: self.seq, from, drawers, replicas }.encode()
+            }
+        }
+    }
+
     /// The range that begins at `from` and holds about `most` blocks.
-    fn answer(&self, from: u64, most: usize) -> Vec<u8> {
-        let hashes: BTreeSet<u64> = self.state.held.keys().map(|k| k.1).filter(|h| *h >= from).collect();
-        let through = hashes.iter().nth(most).map_or(u64::MAX, |h| h - 1);
+    fn answer(&self, from: u64, to: u64, most: usize) -> Vec<u8> {
+        let hashes: BTreeSet<u64> = self.state.held.keys().map(|k| k.1).filter(|h| (from..=to).contains(h)).collect();
+        let through = hashes.iter().nth(most).map_or(to, |h| h - 1);
         let ids: Vec<_> = self.state.replicas.iter().copied().collect();
         let mut records: Vec<_> = ids.iter().map(|id| Record::Replica(info(id.0))).collect();
         let mut blocks = Vec::new();
@@ -121,6 +153,7 @@ fn info(id: u32) -> ReplicaInfo {
         rank: 0,
         capacity_blocks: 0,
         trust: Trust::Exact,
+        ..ReplicaInfo::default()
     }
 }
 
@@ -142,13 +175,26 @@ fn work(sync: &mut Sync, plain: &mut Plain, now: u64) {
 fn pull_all(sync: &mut Sync, plain: &mut Plain, bridge: &Bridge, now: u64) -> usize {
     let mut pulls = 0;
     while !sync.synced() {
-        let from = sync.next_pull(Time(now)).expect("nothing is under way");
-        assert_eq!(sync.on_snapshot(&bridge.answer(from, 3), Time(now)), Verdict::Next);
+        let pull = sync.next_pull(Time(now)).expect("nothing is under way");
+        assert_eq!(sync.on_snapshot(&bridge.reply(pull, 3), Time(now)), Verdict::Next);
         work(sync, plain, now);
         pulls += 1;
         assert!(pulls < 1000);
     }
     pulls
+}
+
+const FIRST: Pull = Pull::Digests { from: 0 };
+
+/// The worker believes something wrong of the first drawer, finds that out, and asks for it.
+fn asks_for_the_first_drawer(sync: &mut Sync, plain: &mut Plain, bridge: &Bridge, now: u64) -> Pull {
+    plain.held.insert((FeedReplicaId(1), 999), true);
+    assert_eq!(sync.next_pull(Time(now)), Some(FIRST));
+    assert_eq!(sync.on_snapshot(&bridge.reply(FIRST, 3), Time(now)), Verdict::Next);
+    work(sync, plain, now);
+    let (from, through) = digest::bounds(0);
+    assert_eq!(sync.next_pull(Time(now)), Some(Pull::Range { from, through }));
+    Pull::Range { from, through }
 }
 
 #[test]
@@ -174,7 +220,89 @@ fn from_nothing_to_synced_and_on() {
 
     // The scrub comes later, one range after another.
     assert_eq!(sync.next_pull(Time(3)), None);
-    assert_eq!(sync.next_pull(Time(3 + SECOND)), Some(0));
+    assert_eq!(sync.next_pull(Time(3 + SECOND)), Some(FIRST));
+    let before = sync.state().counts;
+    assert_eq!(sync.on_snapshot(&bridge.reply(FIRST, 3), Time(4 + SECOND)), Verdict::Next);
+    work(&mut sync, &mut plain, 4 + SECOND);
+    let after = sync.state().counts;
+    assert_eq!((after.cycles, after.differed), (before.cycles + 1, before.differed), "all drawers agree");
+}
+
+#[test]
+fn only_what_differs_is_pulled() {
+    let (mut bridge, mut sync, mut plain) = (Bridge::new(1), Sync::new(SyncSettings::default()), Plain::default());
+    let hashes: Vec<u64> = (0..1000u64).map(|n| n << 54).collect();
+    let first = bridge.batch(vec![Record::Replica(info(1)), stored(1, &hashes)]);
+    sync.on_frame(&first, Time(1));
+    work(&mut sync, &mut plain, 1);
+    assert_eq!(pull_all(&mut sync, &mut plain, &bridge, 1), 1, "the digests alone");
+    // One block too few, one too many, one whose hits end elsewhere; the scrub finds all of them.
+    plain.held.remove(&(FeedReplicaId(1), hashes[5]));
+    plain.held.insert((FeedReplicaId(1), hashes[700] + 1), true);
+    plain.held.insert((FeedReplicaId(1), hashes[900]), false);
+    let mut now = 1;
+    let mut pulls = Vec::new();
+    while pulls.len() < 5 {
+        now += SECOND;
+        let pull = sync.next_pull(Time(now)).unwrap();
+        pulls.push(pull);
+        sync.on_snapshot(&bridge.reply(pull, 100), Time(now));
+        work(&mut sync, &mut plain, now);
+    }
+    let range = |hash: u64| {
+        let (from, through) = digest::bounds(digest::drawer(hash));
+        Pull::Range { from, through }
+    };
+    assert_eq!(pulls, [FIRST, range(hashes[5]), range(hashes[700]), range(hashes[900]), FIRST]);
+    assert_eq!(plain, bridge.state);
+    assert_eq!((sync.state().counts.differed, sync.synced()), (3, true));
+}
+
+#[test]
+fn drawers_that_later_batches_touched_are_not_compared() {
+    let (mut bridge, mut sync, mut plain) = (Bridge::new(1), Sync::new(SyncSettings::default()), Plain::default());
+    let first = bridge.batch(vec![Record::Replica(info(1)), stored(1, &[1, 2 << 52])]);
+    sync.on_frame(&first, Time(1));
+    work(&mut sync, &mut plain, 1);
+    pull_all(&mut sync, &mut plain, &bridge, 1);
+    assert_eq!(sync.next_pull(Time(1 + SECOND)), Some(FIRST));
+    let digests = bridge.reply(FIRST, 9);
+    sync.on_frame(&bridge.batch(vec![stored(1, &[3]), removed(1, &[2 << 52])]), Time(2));
+    work(&mut sync, &mut plain, 2);
+    sync.on_snapshot(&digests, Time(3));
+    work(&mut sync, &mut plain, 3);
+    assert_eq!((sync.state().counts.differed, sync.synced()), (0, true));
+    // Not in step yet, they are pulled rather than left for the next turn.
+    sync.distrust(Time(4));
+    assert_eq!(sync.next_pull(Time(4)), Some(FIRST));
+    let digests = bridge.reply(FIRST, 9);
+    sync.on_frame(&bridge.batch(vec![stored(1, &[4])]), Time(4));
+    work(&mut sync, &mut plain, 4);
+    sync.on_snapshot(&digests, Time(5));
+    work(&mut sync, &mut plain, 5);
+    assert_eq!((sync.state().counts.differed, sync.synced()), (1, false));
+    pull_all(&mut sync, &mut plain, &bridge, 6);
+    assert_eq!(plain, bridge.state);
+}
+
+#[test]
+fn what_an_older_answer_says_of_a_replica_is_not_believed() {
+    let told = |id: u32, reason: &str| Record::Replica(ReplicaInfo { reason: reason.into(), ..info(id) });
+    let mut sync = Sync::new(SyncSettings::default());
+    let frame = |seq, records| Batch { header: BatchHeader { epoch: Epoch { term: 1, id: 1 }, seq }, records }.encode();
+    let mut plain = Plain { reasons: Some(Default::default()), ..Plain::default() };
+    sync.on_frame(&frame(1, vec![told(1, "a"), told(2, "a")]), Time(1));
+    work(&mut sync, &mut plain, 1);
+    assert_eq!(sync.next_pull(Time(1)), Some(FIRST));
+    sync.on_frame(&frame(2, vec![told(1, "b")]), Time(2));
+    work(&mut sync, &mut plain, 2);
+    let (epoch, replicas) = (Epoch { term: 1, id: 1 }, vec![told(1, "a"), told(2, "c")]);
+    let answer = Digests { epoch, seq: 1, from: 0, drawers: vec![0; DRAWERS], replicas };
+    sync.on_snapshot(&answer.encode(), Time(2));
+    work(&mut sync, &mut plain, 2);
+    assert!(sync.synced());
+    let reasons = plain.reasons.unwrap();
+    assert_eq!((reasons[&1].as_str(), reasons[&2].as_str()), ("b", "c"));
 }
 
 #[test]
@@ -201,10 +329,10 @@ fn an_answer_waits_for_its_batch_and_later_batches_are_applied_on_top() {
     let first = bridge.batch(vec![Record::Replica(info(1)), stored(1, &[1, 2, 3])]);
     sync.on_frame(&first, Time(1));
     work(&mut sync, &mut plain, 1);
-    assert_eq!(sync.next_pull(Time(1)), Some(0));
+    let pull = asks_for_the_first_drawer(&mut sync, &mut plain, &bridge, 1);
     // The bridge answers after its second batch; the worker has not seen that one yet, and sees two more soon.
     let second = bridge.batch(vec![stored(1, &[4])]);
-    let answer = bridge.answer(0, 100);
+    let answer = bridge.reply(pull, 100);
     let third = bridge.batch(vec![removed(1, &[1]), stored(1, &[5])]);
     sync.on_snapshot(&answer, Time(2));
     work(&mut sync, &mut plain, 2);
@@ -220,7 +348,8 @@ fn an_answer_waits_for_its_batch_and_later_batches_are_applied_on_top() {
     let mut plain = Plain::default();
     sync.on_frame(&first, Time(1));
     work(&mut sync, &mut plain, 1);
-    assert_eq!(sync.next_pull(Time(1)), Some(0));
+    let early = Bridge { seq: 1, state: plain.clone(), ..Bridge::new(1) };
+    asks_for_the_first_drawer(&mut sync, &mut plain, &early, 1);
     sync.on_frame(&second, Time(2));
     sync.on_frame(&third, Time(2));
     work(&mut sync, &mut plain, 2);
@@ -236,8 +365,8 @@ fn an_answer_older_than_a_clear_is_asked_for_again() {
     let first = bridge.batch(vec![Record::Replica(info(1)), stored(1, &[1, 2, 3])]);
     sync.on_frame(&first, Time(1));
     work(&mut sync, &mut plain, 1);
-    assert_eq!(sync.next_pull(Time(1)), Some(0));
-    let answer = bridge.answer(0, 100);
+    let pull = asks_for_the_first_drawer(&mut sync, &mut plain, &bridge, 1);
+    let answer = bridge.reply(pull, 100);
     let second = bridge.batch(vec![Record::Cleared(FeedReplicaId(1)), stored(1, &[3])]);
     sync.on_frame(&second, Time(2));
     work(&mut sync, &mut plain, 2);
@@ -255,8 +384,8 @@ fn an_answer_from_before_a_gap_is_not_used() {
     let first = bridge.batch(vec![Record::Replica(info(1)), stored(1, &[1, 2, 3])]);
     sync.on_frame(&first, Time(1));
     work(&mut sync, &mut plain, 1);
-    assert_eq!(sync.next_pull(Time(1)), Some(0));
-    let answer = bridge.answer(0, 100);
+    let pull = asks_for_the_first_drawer(&mut sync, &mut plain, &bridge, 1);
+    let answer = bridge.reply(pull, 100);
     bridge.batch(vec![removed(1, &[1])]);
     let third = bridge.batch(vec![stored(1, &[8])]);
     assert_eq!(sync.on_frame(&third, Time(2)), Verdict::Gap);
@@ -283,8 +412,8 @@ fn a_higher_term_leads_and_nobody_else_does() {
     foreign.epoch.id = 999;
     assert_eq!(sync.on_frame(&foreign.batch(vec![]), Time(3)), Verdict::Foreign);
     work(&mut sync, &mut plain, 3);
-    assert_eq!(sync.next_pull(Time(3)), Some(0));
-    assert_eq!(sync.on_snapshot(&old.answer(0, 9), Time(3)), Verdict::Foreign);
+    assert_eq!(sync.next_pull(Time(3)), Some(FIRST));
+    assert_eq!(sync.on_snapshot(&old.reply(FIRST, 9), Time(3)), Verdict::Foreign);
     assert_eq!(sync.next_pull(Time(3)), None, "not at once");
     assert_eq!(plain.held.len(), 2, "what the old one said stays until the new one's range arrives");
     pull_all(&mut sync, &mut plain, &new, 3 + SECOND);
@@ -352,8 +481,8 @@ fn work_stops_anywhere_and_comes_to_the_same() {
         frames.iter().for_each(|f| {
             _ = sync.on_frame(f, Time(1));
         });
-        let from = sync.next_pull(Time(1)).unwrap();
-        sync.on_snapshot(&bridge.answer(from, 1000), Time(1));
+        let pull = sync.next_pull(Time(1)).unwrap();
+        sync.on_snapshot(&bridge.reply(pull, 1000), Time(1));
         let mut slices = 0;
         loop {
             let mut left = slice;
@@ -381,9 +510,9 @@ fn damaged_frames_and_answers_change_nothing() {
     let mut bad = bridge.batch(vec![stored(1, &[2])]);
     bad[30] ^= 1;
     assert!(matches!(sync.on_frame(&bad, Time(2)), Verdict::Bad(_)));
-    assert_eq!(sync.next_pull(Time(2)), Some(0));
+    assert_eq!(sync.next_pull(Time(2)), Some(FIRST));
     assert!(matches!(sync.on_snapshot(b"KVS nonsense", Time(2)), Verdict::Bad(_)));
-    assert_eq!(sync.on_snapshot(&bridge.answer(0, 9), Time(2)), Verdict::Unasked);
+    assert_eq!(sync.on_snapshot(&bridge.reply(FIRST, 9), Time(2)), Verdict::Unasked);
     work(&mut sync, &mut plain, 2);
     assert_eq!(plain.held.len(), 1);
     assert_eq!(sync.state().counts.bad, 2);

@@ -5,148 +5,31 @@
 //!   it has been pulled range by range. Nothing is thrown away before its range arrives.
 //! * A higher term is a new leader, whose replica numbers mean something else: the same applies. A lower term, or
 //!   a foreign bridge in the same term, is ignored.
+//! * What has to be pulled is found by [digests](super::digest): those of all drawers are asked for, and the drawers
+//!   that differ are pulled.
 //! * An answer is held until the batch that it includes has been applied; then its range is made what it says,
 //!   then the later batches are applied again for that range. They are kept while a pull is under way, bounded;
 //!   when they do not reach back to the answer, the answer is dropped and asked for again.
-//! * When all ranges have come, pulling goes on for ever, slowly: the scrub. What it repairs is counted.
+//! * When all drawers agree, asking for digests goes on for ever, slowly: the scrub. What it repairs is counted.
 //!
 //! All work is queued and done by [`Sync::work`] under a budget, in order, so a slice can end anywhere.
+
+mod compare;
+mod face;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::batch::{BatchReader, HEADER_BYTES};
-use super::record::{LoadReport, Record, ReplicaInfo, Tier, hit_ends_at};
+use super::digest::{DRAWERS, Digests, bounds};
+use super::record::{Record, hit_ends_at};
 use super::snapshot::Snapshot;
 use super::wire::Reader;
 use super::{Epoch, FeedReplicaId, FrameError};
 use crate::blocks::BlockHash;
-use crate::clock::{Budget, MS, SECOND, Time};
-
-/// What the feed changes. All of it can be asked for again with the same result.
-pub trait Target {
-    /// Replica numbers mean something new from here on.
-    fn new_epoch(&mut self);
-    /// A replica is there, or something about it changed. True: it did.
-    fn replica(&mut self, info: &ReplicaInfo, now: Time) -> bool;
-    /// A replica is gone.
-    fn gone(&mut self, id: FeedReplicaId, now: Time);
-    /// A replica holds nothing any more.
-    fn cleared(&mut self, id: FeedReplicaId, now: Time);
-    /// The load of a replica as its engine has it.
-    fn load(&mut self, id: FeedReplicaId, load: &LoadReport, now: Time);
-    /// Blocks are held. False: nobody with this number was announced.
-    fn stored(
-        &mut self,
-        id: FeedReplicaId,
-        tier: Tier,
-        parent: Option<BlockHash>,
-        hashes: &[BlockHash],
-        ends: &[u8],
-    ) -> bool;
-    /// Blocks are not held any more.
-    fn removed(&mut self, id: FeedReplicaId, tier: Tier, hashes: &[BlockHash]);
-    /// The replicas of an answer are all there are.
-    fn only(&mut self, ids: &[FeedReplicaId], now: Time);
-    /// Begins to replace a range by what an answer says of it: [`Target::range_apply`] comes next.
-    fn range_begin(&mut self, snapshot: Snapshot);
-    /// Goes on replacing. `Some(bits repaired)`: done.
-    fn range_apply(&mut self, budget: Budget<'_>) -> Option<u64>;
-}
-
-/// Times and sizes.
-#[derive(Clone, Debug)]
-pub struct SyncSettings {
-    /// Until an unanswered pull counts as failed, in nanoseconds.
-    pub pull_deadline: u64,
-    /// Until a failed pull is repeated; doubled up to 16 times.
-    pub retry: u64,
-    /// Between two answers of the scrub.
-    pub scrub_pause: u64,
-    /// Bytes of batches kept for answers under way.
-    pub log_bytes: usize,
-    /// Bytes of batches and answers that wait for work; past it they are dropped and pulled again.
-    pub backlog_bytes: usize,
-}
-
-impl Default for SyncSettings {
-    fn default() -> Self {
-        SyncSettings {
-            pull_deadline: 5 * SECOND,
-            retry: 100 * MS,
-            scrub_pause: SECOND,
-            log_bytes: 8 << 20,
-            backlog_bytes: 32 << 20,
-        }
-    }
-}
-
-/// What became of a frame or an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The next one: it will be applied.
-    Next,
-    /// It will be applied, but something before it is lost.
-    Gap,
-    /// The first of a new leader: it will be applied.
-    NewEpoch,
-    /// Already known.
-    Duplicate,
-    /// From a former leader, or a bridge that does not lead.
-    Foreign,
-    /// Not one that was asked for, or no longer of use.
-    Unasked,
-    /// Not a frame.
-    Bad(FrameError),
-}
-
-/// What was counted since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct SyncCounts {
-    /// Batches applied.
-    pub batches: u64,
-    /// Blocks in the stored and removed records of them.
-    pub blocks: u64,
-    /// Gaps in the seq.
-    pub gaps: u64,
-    /// Changes of the leader.
-    pub epochs: u64,
-    /// Batches or answers of somebody who does not lead.
-    pub foreign: u64,
-    /// Batches known already.
-    pub duplicates: u64,
-    /// Frames that were none.
-    pub bad: u64,
-    /// Answers applied.
-    pub answers: u64,
-    /// Pulls without a usable answer.
-    pub failed_pulls: u64,
-    /// Times that all ranges had come.
-    pub cycles: u64,
-    /// Bits that an answer corrected, while everything was believed to be in step: 0 unless something is wrong.
-    pub repaired: u64,
-}
-
-/// Where it stands, for people and metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct SyncState {
-    /// The leader's term.
-    pub term: u64,
-    /// The leader's process.
-    pub epoch: u64,
-    /// The last batch taken in.
-    pub received: u64,
-    /// The last batch applied.
-    pub applied: u64,
-    /// Whether everything believed is confirmed.
-    pub synced: bool,
-    /// Hashes below this have been confirmed in this turn of pulls.
-    pub cursor: u64,
-    /// Bytes that wait to be applied.
-    pub backlog_bytes: usize,
-    /// What was counted.
-    pub counts: SyncCounts,
-}
+use crate::clock::{Budget, Time};
+use compare::Comparing;
+pub use face::{Pull, SyncCounts, SyncSettings, SyncState, Target, Verdict};
 
 #[derive(Debug)]
 enum Job {
@@ -158,21 +41,41 @@ enum Job {
     Answer(Option<Box<Snapshot>>),
     /// The blocks of the answer.
     Range,
+    /// Digests are compared.
+    Compare(Box<Comparing>),
     /// The batches after the answer again, for its range.
     Replay { frames: VecDeque<Rc<[u8]>>, from: u64, through: u64 },
 }
 
 #[derive(Debug)]
-enum Pull {
+enum Answer {
+    Blocks(Box<Snapshot>),
+    Digests(Box<Digests>),
+}
+
+impl Answer {
+    fn seq(&self) -> u64 {
+        match self {
+            Answer::Blocks(snapshot) => snapshot.seq,
+            Answer::Digests(digests) => digests.seq,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Asking {
     /// Nothing under way; the next one not before.
     Idle { not_before: Time },
     /// Asked for.
-    Asked { from: u64, since: Time },
+    Asked { pull: Pull, since: Time },
     /// Here, but ahead of what has been applied.
-    Waiting { snapshot: Box<Snapshot>, since: Time },
+    Waiting { answer: Answer, since: Time },
     /// Being applied.
     Applying { valid: bool },
 }
+
+/// Changes of replicas remembered while an answer is awaited.
+const MAX_NEWS: usize = 4096;
 
 /// The state machine. See the [module](self).
 #[derive(Debug)]
@@ -190,9 +93,14 @@ pub struct Sync {
     log_bytes: usize,
     /// The last seq at which a batch changed more than single blocks: an older answer cannot be mended.
     reshaped: u64,
-    pull: Pull,
+    /// Replicas that batches told of, with the seq received by then: what an older answer says of them is old.
+    news: VecDeque<(u64, FeedReplicaId)>,
+    pull: Asking,
     failures: u32,
-    cursor: u64,
+    /// Drawers below this one have been compared in this turn.
+    compared: usize,
+    /// Ranges that differ and have not come.
+    wanted: VecDeque<(u64, u64)>,
     /// A whole turn of pulls has to be made before everything is confirmed.
     synced: bool,
     counts: SyncCounts,
@@ -213,9 +121,11 @@ impl Sync {
             log_from: 1,
             log_bytes: 0,
             reshaped: 0,
-            pull: Pull::Idle { not_before: Time(0) },
+            news: VecDeque::new(),
+            pull: Asking::Idle { not_before: Time(0) },
             failures: 0,
-            cursor: 0,
+            compared: 0,
+            wanted: VecDeque::new(),
             synced: false,
             counts: SyncCounts::default(),
         }
@@ -289,14 +199,18 @@ impl Sync {
     }
 
     /// What to ask the bridge for, now. One at a time: ask again only after it has been answered or has failed.
-    pub fn next_pull(&mut self, now: Time) -> Option<u64> {
+    pub fn next_pull(&mut self, now: Time) -> Option<Pull> {
         match &self.pull {
-            Pull::Idle { not_before } if self.lead.is_some() && now >= *not_before => {
+            Asking::Idle { not_before } if self.lead.is_some() && now >= *not_before => {
                 self.clear_log(self.received + 1);
-                self.pull = Pull::Asked { from: self.cursor, since: now };
-                Some(self.cursor)
+                let pull = match self.wanted.front() {
+                    Some((from, through)) => Pull::Range { from: *from, through: *through },
+                    None => Pull::Digests { from: bounds(self.compared).0 },
+                };
+                self.pull = Asking::Asked { pull, since: now };
+                Some(pull)
             }
-            Pull::Asked { since, .. } | Pull::Waiting { since, .. }
+            Asking::Asked { since, .. } | Asking::Waiting { since, .. }
                 if now.since(*since) > self.settings.pull_deadline =>
             {
                 self.on_pull_failed(now);
@@ -308,35 +222,46 @@ impl Sync {
 
     /// The body of an answer.
     pub fn on_snapshot(&mut self, body: &[u8], now: Time) -> Verdict {
-        let Pull::Asked { from, since } = self.pull else { return Verdict::Unasked };
-        let snapshot = match Snapshot::decode(body) {
-            Ok(snapshot) => snapshot,
+        let Asking::Asked { pull, since } = self.pull else { return Verdict::Unasked };
+        let read = match Digests::is(body) {
+            true => Digests::decode(body).map(|digests| Answer::Digests(Box::new(digests))),
+            false => Snapshot::decode(body).map(|snapshot| Answer::Blocks(Box::new(snapshot))),
+        };
+        let answer = match read {
+            Ok(answer) => answer,
             Err(error) => {
                 self.counts.bad += 1;
                 self.on_pull_failed(now);
                 return Verdict::Bad(error);
             }
         };
-        if snapshot.from != from {
+        let (epoch, asked) = match &answer {
+            Answer::Blocks(s) => {
+                let fits = matches!(pull, Pull::Range { from, through } if s.from == from && s.through <= through);
+                (s.epoch, fits)
+            }
+            Answer::Digests(d) => (d.epoch, pull == Pull::Digests { from: d.from }),
+        };
+        if !asked {
             return Verdict::Unasked; // late, of a pull given up; the right one may still come
         }
-        if Some(snapshot.epoch) != self.lead {
+        if Some(epoch) != self.lead {
             self.counts.foreign += 1;
             self.on_pull_failed(now);
             return Verdict::Foreign;
         }
         self.failures = 0;
-        self.pull = Pull::Waiting { snapshot: Box::new(snapshot), since };
+        self.pull = Asking::Waiting { answer, since };
         Verdict::Next
     }
 
     /// The pull under way got no answer, or one with an error status.
     pub fn on_pull_failed(&mut self, now: Time) {
-        if matches!(self.pull, Pull::Asked { .. } | Pull::Waiting { .. }) {
+        if matches!(self.pull, Asking::Asked { .. } | Asking::Waiting { .. }) {
             self.counts.failed_pulls += 1;
             let wait = self.settings.retry.saturating_mul(1 << self.failures.min(4));
             self.failures += 1;
-            self.pull = Pull::Idle { not_before: now.after(wait) };
+            self.pull = Asking::Idle { not_before: now.after(wait) };
         }
     }
 
@@ -384,10 +309,17 @@ impl Sync {
             received: self.received,
             applied: self.applied,
             synced: self.synced,
-            cursor: self.cursor,
+            cursor: self.confirmed(),
             backlog_bytes: self.job_bytes,
             counts: self.counts,
         }
+    }
+
+    /// How much of all hashes has been confirmed in this turn.
+    fn confirmed(&self) -> u64 {
+        let missing = |sum: u64, (from, through): &(u64, u64)| sum.saturating_add(through.saturating_sub(*from));
+        let done = bounds(self.compared).0.saturating_sub(u64::from(self.compared == 0));
+        if self.compared >= DRAWERS { u64::MAX } else { done }.saturating_sub(self.wanted.iter().fold(0, missing))
     }
 
     fn lead_by(&mut self, epoch: Epoch, first: u64, now: Time) {
@@ -402,16 +334,17 @@ impl Sync {
         self.push(Job::Epoch);
     }
 
-    /// Everything has to be pulled anew. An answer under way may still be of use.
+    /// Everything has to be compared anew. An answer under way may still be of use.
     fn unconfirm(&mut self, now: Time) {
         self.synced = false;
-        self.cursor = 0;
+        self.compared = 0;
+        self.wanted.clear();
         match &mut self.pull {
-            Pull::Applying { valid } => *valid = false,
-            Pull::Idle { not_before } => *not_before = now,
-            Pull::Asked { from: 0, .. } => {}
-            // Its range is not the first one of the new turn.
-            Pull::Asked { .. } | Pull::Waiting { .. } => self.pull = Pull::Idle { not_before: now },
+            Asking::Applying { valid } => *valid = false,
+            Asking::Idle { not_before } => *not_before = now,
+            Asking::Asked { pull: Pull::Digests { from: 0 }, .. } => {}
+            // It is not what the new turn begins with.
+            Asking::Asked { .. } | Asking::Waiting { .. } => self.pull = Asking::Idle { not_before: now },
         }
     }
 
@@ -427,8 +360,8 @@ impl Sync {
         self.jobs.retain(|job| matches!(job, Job::Epoch));
         self.job_bytes = 0;
         self.unconfirm(now);
-        if matches!(self.pull, Pull::Applying { .. }) {
-            self.pull = Pull::Idle { not_before: now };
+        if matches!(self.pull, Asking::Applying { .. }) {
+            self.pull = Asking::Idle { not_before: now };
         }
         self.clear_log(self.received + 1);
     }
@@ -437,11 +370,12 @@ impl Sync {
         self.log.clear();
         self.log_bytes = 0;
         self.log_from = from;
+        self.news.clear();
     }
 
     /// Keeps a frame for the answer under way.
     fn remember(&mut self, frame: &Rc<[u8]>) {
-        if matches!(self.pull, Pull::Idle { .. } | Pull::Applying { .. }) {
+        if matches!(self.pull, Asking::Idle { .. } | Asking::Applying { .. }) {
             self.clear_log(self.received + 1);
             return;
         }
@@ -459,27 +393,49 @@ impl Sync {
         if !self.answer_ready() {
             return;
         }
-        let Pull::Waiting { snapshot, .. } = std::mem::replace(&mut self.pull, Pull::Applying { valid: true }) else {
+        let Asking::Waiting { answer, .. } = std::mem::replace(&mut self.pull, Asking::Applying { valid: true }) else {
             return;
         };
+        let seq = answer.seq();
         // A batch that it does not include is not at hand any more, or changed more than single blocks.
-        if snapshot.seq + 1 < self.log_from || self.reshaped > snapshot.seq {
-            self.pull = Pull::Idle { not_before: now };
+        if seq + 1 < self.log_from || self.reshaped > seq {
+            self.pull = Asking::Idle { not_before: now };
             return;
         }
-        let skip = (snapshot.seq + 1).saturating_sub(self.log_from);
+        let skip = (seq + 1).saturating_sub(self.log_from);
         let known = (self.applied + 1).saturating_sub(self.log_from).saturating_sub(skip);
         let frames = self.log.iter().skip(skip as usize).take(known as usize).cloned().collect();
-        let (from, through) = (snapshot.from, snapshot.through);
-        self.jobs.push_front(Job::Replay { frames, from, through });
-        self.jobs.push_front(Job::Range);
-        self.jobs.push_front(Job::Answer(Some(snapshot)));
+        match answer {
+            Answer::Blocks(snapshot) => {
+                let (from, through) = (snapshot.from, snapshot.through);
+                self.jobs.push_front(Job::Replay { frames, from, through });
+                self.jobs.push_front(Job::Range);
+                self.jobs.push_front(Job::Answer(Some(snapshot)));
+            }
+            Answer::Digests(digests) => {
+                self.jobs.push_front(Job::Compare(Box::new(Comparing::new(*digests, frames))));
+            }
+        }
     }
 
     fn answer_ready(&self) -> bool {
-        let Pull::Waiting { snapshot, .. } = &self.pull else { return false };
+        let Asking::Waiting { answer, .. } = &self.pull else { return false };
         let between = !matches!(self.jobs.front(), Some(Job::Frame { current: Some(_), .. }));
-        snapshot.seq <= self.applied && between && !self.jobs.iter().any(|job| matches!(job, Job::Epoch))
+        answer.seq() <= self.applied && between && !self.jobs.iter().any(|job| matches!(job, Job::Epoch))
+    }
+
+    /// The replicas of an answer that includes batch `seq` are all there are.
+    fn replicas(&mut self, seq: u64, records: &[Record], target: &mut dyn Target, now: Time) {
+        let mut ids = Vec::new();
+        for record in records {
+            if let Record::Replica(info) = record {
+                ids.push(info.id);
+                if !self.news.iter().any(|(at, id)| *at > seq && *id == info.id) {
+                    target.replica(info, now);
+                }
+            }
+        }
+        target.only(&ids, now);
     }
 
     /// One job, or a part of it. True: done.
@@ -513,17 +469,11 @@ impl Sync {
             },
             Job::Answer(snapshot) => {
                 let Some(snapshot) = snapshot.take() else { return true };
-                let mut ids = Vec::new();
-                for record in &snapshot.records {
-                    if let Record::Replica(info) = record {
-                        target.replica(info, now);
-                        ids.push(info.id);
-                    }
-                }
-                target.only(&ids, now);
+                self.replicas(snapshot.seq, &snapshot.records, target, now);
                 target.range_begin(*snapshot);
                 true
             }
+            Job::Compare(comparing) => self.compare(comparing, target, now, budget),
             Job::Range => match target.range_apply(budget) {
                 Some(repaired) => {
                     self.counts.repaired += if self.synced { repaired } else { 0 };
@@ -539,28 +489,33 @@ impl Sync {
                     replay(frame, *from..=*through, target);
                     frames.pop_front();
                 }
-                self.answered(*through, now);
+                self.ranged(*through);
+                self.answered(now);
                 true
             }
         }
     }
 
-    fn answered(&mut self, through: u64, now: Time) {
+    /// An answer was applied.
+    fn answered(&mut self, now: Time) {
         self.counts.answers += 1;
-        let valid = matches!(self.pull, Pull::Applying { valid: true });
-        let pause = if self.synced { self.settings.scrub_pause } else { 0 };
-        self.pull = Pull::Idle { not_before: now.after(if valid { pause } else { 0 }) };
-        if !valid {
-            return;
+        let valid = matches!(self.pull, Asking::Applying { valid: true });
+        if valid && self.compared >= DRAWERS && self.wanted.is_empty() {
+            self.compared = 0;
+            self.counts.cycles += 1;
+            self.synced = true;
         }
-        match through.checked_add(1) {
-            Some(next) => self.cursor = next,
-            None => {
-                self.cursor = 0;
-                self.counts.cycles += 1;
-                self.synced = true;
-                self.pull = Pull::Idle { not_before: now.after(self.settings.scrub_pause) };
-            }
+        let pause = if valid && self.synced { self.settings.scrub_pause } else { 0 };
+        self.pull = Asking::Idle { not_before: now.after(pause) };
+    }
+
+    /// A range has come, up to `through`.
+    fn ranged(&mut self, through: u64) {
+        if matches!(self.pull, Asking::Applying { valid: true })
+            && let Some((_, last)) = self.wanted.pop_front()
+            && let Some(next) = through.checked_add(1).filter(|next| *next <= last)
+        {
+            self.wanted.push_front((next, last));
         }
     }
 
@@ -583,9 +538,11 @@ impl Sync {
     ) -> bool {
         match record {
             Record::Replica(info) => {
-                if target.replica(info, now) {
+                if target.replica(info, now) || self.news.len() >= MAX_NEWS {
                     self.reshaped = self.received;
                 }
+                self.news.push_back((self.received, info.id));
+                self.news.truncate(MAX_NEWS);
             }
             Record::Gone(id) => {
                 target.gone(*id, now);
@@ -676,5 +633,4 @@ fn replay(frame: &[u8], range: std::ops::RangeInclusive<u64>, target: &mut dyn T
 }
 
 #[cfg(test)]
-#[path = "sync_tests.rs"]
 mod tests;
