@@ -1,112 +1,233 @@
-//! The words that most text is made of: ASCII letters, with a space or a sign before them, and an ASCII byte after
-//! them. All split patterns agree on those, so that sixteen bytes at a time are enough to find their end.
+//! The words that most text is made of: up to fifteen ASCII bytes with an ASCII byte after them. Sixteen bytes, seen
+//! at once, are enough to find the end of such a word; whatever is not certain from them is left to [`scan`].
+//!
+//! [`scan`]: super::scan
 
+use super::classes::{LETTER, NUMBER, PUNCT, SPACE};
+use super::lanes::Lanes;
 use super::scan::Scanner;
 use super::words::Key;
 
-const ONES: u64 = 0x0101_0101_0101_0101;
-const HIGH: u64 = ONES << 7;
-
-/// What may come before the letters.
-const SIGN: u8 = 1;
-/// The same, but for patterns that know contractions.
-const APOSTROPHE: u8 = 2;
+/// What a byte is: a letter,
+const ABC: u8 = 1;
+/// a digit,
+const DIGIT: u8 = 2;
+/// the space,
+const BLANK: u8 = 4;
+/// a tab,
+const TAB: u8 = 8;
+/// a line feed or carriage return,
+const NEWLINE: u8 = 16;
+/// anything else that ASCII prints. What else there is has no bit.
+const SIGN: u8 = 32;
 
 #[allow(clippy::indexing_slicing)] // while compiling
-const FIRST: [u8; 256] = {
+const KINDS: [u8; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
     while byte < 128 {
         let c = byte as u8;
-        if c == b'\'' {
-            table[byte] = APOSTROPHE;
-        } else if !c.is_ascii_alphanumeric() && c != b'\r' && c != b'\n' {
-            table[byte] = SIGN;
-        }
+        table[byte] = match c {
+            b' ' => BLANK,
+            b'\t' => TAB,
+            b'\r' | b'\n' => NEWLINE,
+            _ if c.is_ascii_alphabetic() => ABC,
+            _ if c.is_ascii_digit() => DIGIT,
+            _ if c.is_ascii_punctuation() => SIGN,
+            _ => 0,
+        };
         byte += 1;
     }
     table
 };
 
-/// Marks (by their highest bit) the bytes of a word that are ASCII letters.
 #[inline(always)]
-fn letters(word: u64) -> u64 {
-    let folded = (word | (ONES * 0x20)) & !HIGH;
-    // The highest bit of each byte: at least `a`; more than `z`. Seven bits cannot carry over.
-    let from_a = folded + ONES * (0x80 - b'a' as u64);
-    let past_z = folded + ONES * (0x7f - b'z' as u64);
-    from_a & !past_z & !word & HIGH
+fn kind(byte: u8) -> u8 {
+    KINDS.get(usize::from(byte)).copied().unwrap_or(0)
+}
+
+/// Whether the classes of a pack say the same of ASCII as this module does.
+pub fn agrees(ascii: &[u8; 256]) -> bool {
+    let class = |byte: usize| match KINDS.get(byte).copied().unwrap_or(0) {
+        ABC => LETTER,
+        DIGIT => NUMBER,
+        SIGN => PUNCT,
+        0 => 0,
+        _ => SPACE,
+    };
+    let same = |(byte, of): (usize, &u8)| match class(byte) {
+        0 => true,
+        LETTER => of & LETTER != 0 && of & !LETTER == 0,
+        class => *of == class,
+    };
+    ascii.iter().enumerate().take(128).all(same)
 }
 
 /// The word that `bytes` begin with and its length, if it is a common one. What follows them does not matter.
 #[inline(always)]
 pub fn word(scanner: Scanner, bytes: &[u8; 16]) -> Option<(Key, usize)> {
-    let raw = u128::from_le_bytes(*bytes);
-    let (low, high) = (raw as u64, (raw >> 64) as u64);
-    let first = FIRST.get(usize::from(low as u8)).copied().unwrap_or(0);
-    let allowed = match scanner {
-        Scanner::Vocabulary => return None,
-        Scanner::DeepSeek => SIGN | APOSTROPHE,
-        Scanner::Cl100k { .. } | Scanner::O200k { .. } => SIGN,
-    };
-    let sign = first & allowed != 0;
-    // The sign counts as if it were one of the letters.
-    let others = !(letters(low) | if sign { 0x80 } else { 0 }) & HIGH;
-    let len = match others {
-        0 => 8 + ((!letters(high) & HIGH).trailing_zeros() >> 3),
-        _ => others.trailing_zeros() >> 3,
-    } as usize;
-    let after = *bytes.get(len)?;
-    if len <= usize::from(sign) || after >= 0x80 {
+    word_before::<false>(scanner, bytes, bytes.len())
+}
+
+/// The same of the text's last bytes, with zeroes behind them.
+#[inline(never)]
+pub fn last_word(scanner: Scanner, rest: &[u8]) -> Option<(Key, usize)> {
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    word_before::<true>(scanner, &bytes, rest.len())
+}
+
+#[inline(always)]
+fn word_before<const LAST: bool>(scanner: Scanner, bytes: &[u8; 16], end: usize) -> Option<(Key, usize)> {
+    if let Scanner::Vocabulary = scanner {
         return None;
     }
-    if let Scanner::O200k { .. } = scanner {
-        // Case matters: lower ones, but for the first.
-        let upper_bits = !raw & (u128::from(ONES * 0x20) | u128::from(ONES * 0x20) << 64);
-        let from = (usize::from(sign) + 1) * 8;
-        let inner = (1u128 << (len * 8)) - 1;
-        if (upper_bits & inner) >> from != 0 || after == b'\'' {
-            return None;
+    let raw = u128::from_le_bytes(*bytes);
+    let (low, high) = (raw as u64, (raw >> 64) as u64);
+    let lanes = Lanes::new(low, high);
+    let first = kind(low as u8);
+    let letters = lanes.letters();
+    let before = u32::from(first & (BLANK | TAB | SIGN) != 0);
+    let (len, seen) = if letters >> before & 1 != 0 {
+        let len = with_letters(scanner, low, lanes, letters, before);
+        (len, len)
+    } else {
+        without_letters(scanner, first, lanes, if LAST { end as u32 } else { u32::MAX })?
+    };
+    // The byte that ended it must be one of those that are told apart here.
+    let known = (LAST && seen as usize == end) || kind(*bytes.get(seen as usize)?) != 0;
+    let contraction =
+        matches!(scanner, Scanner::O200k { contractions: true, .. }) && bytes.get(len as usize) == Some(&b'\'');
+    (known && !contraction).then(|| (Key::of(low, high, len as usize), len as usize))
+}
+
+/// Letters, with `before` others before them.
+#[inline(always)]
+fn with_letters(scanner: Scanner, low: u64, lanes: Lanes, letters: u32, before: u32) -> u32 {
+    match scanner {
+        Scanner::O200k { .. } => {
+            // Upper ones, then lower ones.
+            let upper = lanes.upper();
+            let lower_from = before + ones(upper >> before);
+            lower_from + ones((letters & !upper) >> lower_from)
         }
+        Scanner::Cl100k { .. } if low as u8 == b'\'' => {
+            let [_, a, b, ..] = low.to_le_bytes();
+            match (a | 0x20, b | 0x20) {
+                (b's' | b't' | b'm' | b'd', _) => 2,
+                (b'r' | b'v', b'e') | (b'l', b'l') => 3,
+                _ => 1 + ones(letters >> 1),
+            }
+        }
+        _ => before + ones(letters >> before),
     }
-    Some((Key::of(low, high, len), len))
+}
+
+/// A word without letters: its length, and where the byte is that ended what was looked at.
+#[inline(always)]
+fn without_letters(scanner: Scanner, first: u8, lanes: Lanes, end: u32) -> Option<(u32, u32)> {
+    if first == DIGIT {
+        let most = match scanner {
+            Scanner::Cl100k { digits } | Scanner::O200k { digits, .. } => u32::from(digits),
+            _ => 3,
+        };
+        let len = ones(lanes.digits()).min(most);
+        return Some((len, len));
+    }
+    let blank = u32::from(first == BLANK);
+    let signs = lanes.signs() >> blank;
+    if signs & 1 != 0 {
+        let end = blank + ones(signs);
+        let mut tail = lanes.newlines();
+        if let Scanner::O200k { .. } = scanner {
+            tail |= lanes.slashes();
+        }
+        let len = end + ones(tail >> end);
+        return Some((len, len));
+    }
+    if first & (BLANK | TAB | NEWLINE) == 0 {
+        return None;
+    }
+    let run = ones(lanes.spaces());
+    let newlines = lanes.newlines() & ((1 << run) - 1);
+    if newlines != 0 {
+        return Some((u32::BITS - newlines.leading_zeros(), run));
+    }
+    // White space leaves its last character to the word after it. A piece of DeepSeek's ends before digits.
+    let ends = run == end || (scanner == Scanner::DeepSeek && lanes.digits() >> run & 1 != 0);
+    Some((if ends || run == 1 { run } else { run - 1 }, run))
+}
+
+#[inline(always)]
+fn ones(bits: u32) -> u32 {
+    bits.trailing_ones()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn letters_are_told_from_all_other_bytes() {
-        for byte in 0..=255u8 {
-            for around in [0, 0x7f, 0x80, 0xff, b'a'] {
-                let word = u64::from_le_bytes([around, around, around, byte, around, around, around, around]);
-                assert_eq!(letters(word) >> 31 & 1 == 1, byte.is_ascii_alphabetic(), "{byte:x} in {around:x}");
-            }
-        }
+    fn len(scanner: Scanner, text: &str) -> Option<usize> {
+        let mut bytes = [b' '; 16];
+        bytes.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+        word(scanner, &bytes).map(|(_, len)| len)
     }
 
     #[test]
-    fn ends_where_the_letters_do() {
+    fn ends_where_the_patterns_do() {
         let cl100k = Scanner::Cl100k { digits: 1 };
-        let len = |scanner, text: &str| {
-            let mut bytes = [b' '; 16];
-            bytes.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
-            word(scanner, &bytes).map(|(_, len)| len)
-        };
-        assert_eq!(len(cl100k, " hello world"), Some(6));
-        assert_eq!(len(cl100k, "hello, world"), Some(5));
-        assert_eq!(len(cl100k, "(hello)"), Some(6));
-        assert_eq!(len(cl100k, "abcdefghijklmno1"), Some(15));
-        for other in ["abcdefghijklmnop", "'s x", "1a", "\na", "  a", ".. a", "h\u{e9}llo", "ab\u{301}"] {
+        for (text, expected) in [
+            (" hello world", 6),
+            ("hello, world", 5),
+            ("(hello)", 6),
+            ("abcdefghijklmno1", 15),
+            ("'s x", 2),
+            ("'REal", 3),
+            ("'real", 3),
+            ("'tis", 2),
+            ("'rest", 3),
+            ("'xs", 3),
+            ("12", 1),
+            (" ==\n\nx", 5),
+            ("... a", 3),
+            ("\n\n  x", 2),
+            (" \n  x", 2),
+            ("    x", 3),
+            (" 1", 1),
+            ("\t1", 1),
+            ("\tx", 2),
+            ("\t(", 1),
+        ] {
+            assert_eq!(len(cl100k, text), Some(expected), "{text:?}");
+        }
+        for other in
+            ["abcdefghijklmnop", "h\u{e9}llo", "ab\u{301}", "..\u{a0}", "  \u{a0}", "\n \u{a0}\n", "\u{1}a", "a\u{1}"]
+        {
             assert_eq!(len(cl100k, other), None, "{other}");
         }
         let o200k = Scanner::O200k { digits: 3, contractions: true };
-        assert_eq!(len(o200k, " Hello World"), Some(6));
-        for other in [" helloWorld", "HELLO ", "it's"] {
-            assert_eq!(len(o200k, other), None, "{other}");
+        for (text, expected) in [
+            (" Hello World", 6),
+            (" helloWorld", 6),
+            ("HELLO ", 5),
+            ("HTTPServer", 10),
+            ("//\n/x", 4),
+            ("1234", 3),
+            ("'tis x", 4),
+        ] {
+            assert_eq!(len(o200k, text), Some(expected), "{text:?}");
         }
-        assert_eq!(len(Scanner::DeepSeek, "'tis x"), Some(4));
+        assert_eq!(len(o200k, "it's"), None);
+        for (text, expected) in [("'tis x", 4), ("   1", 3), ("   x", 2), ("1234", 3), (".a1", 2)] {
+            assert_eq!(len(Scanner::DeepSeek, text), Some(expected), "{text:?}");
+        }
         assert_eq!(len(Scanner::Vocabulary, "hello x"), None);
+        let last = |text: &str| last_word(cl100k, text.as_bytes()).map(|(_, len)| len);
+        for (text, expected) in
+            [("hello", 5), ("  ", 2), (" \n ", 2), ("=\n", 2), ("12", 1), ("\t", 1), ("'s", 2), ("'", 1)]
+        {
+            assert_eq!(last(text), Some(expected), "{text:?}");
+        }
+        assert_eq!(last("h\u{e9}"), None);
     }
 }

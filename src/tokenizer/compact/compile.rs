@@ -308,8 +308,9 @@ fn byte_characters() -> HashMap<char, u8> {
 /// Words of the vocabulary that merging makes something else of.
 fn exceptions(model: &Model, tables: &Tables) -> Result<Vec<u8>, String> {
     let table = |kind| &tables.iter().find(|(k, _)| *k == kind).unwrap().1[..];
-    let merges =
-        super::merge::Merges::new(table(SectionKind::MergeSlots), table(SectionKind::MergeIds)).ok_or("merges")?;
+    let filter = super::merge::Filter::default();
+    let merges = super::merge::Merges::new(table(SectionKind::MergeSlots), table(SectionKind::MergeIds), &filter);
+    let merges = merges.ok_or("merges")?;
     let symbols: Vec<u32> =
         table(SectionKind::Symbols).as_chunks().0.iter().map(|id| u32::from_le_bytes(*id)).collect();
     let mut out = Vec::new();

@@ -1,7 +1,7 @@
 //! Byte-pair merges: the pair with the lowest rank first, of equal ones the leftmost.
 //!
-//! Short words are merged in place by looking for the minimum again and again; long ones by a heap, in
-//! O(n log n), and can be interrupted.
+//! What is here merges words of any length by a heap, in O(n log n), and can be interrupted; words of up to 255
+//! symbols take the quicker way of [`few`](super::few).
 
 use std::collections::BinaryHeap;
 
@@ -15,8 +15,6 @@ pub const ID_BITS: u32 = 20;
 pub const RANK_BITS: u32 = 24;
 /// A slot that holds nothing.
 pub const EMPTY: u64 = u64::MAX;
-/// Words of up to this many symbols take the short way.
-pub const SHORT: usize = 48;
 /// Words of more symbols than this are refused: the memory that merging takes is bounded.
 pub const LONGEST: usize = 1 << 20;
 
@@ -25,23 +23,57 @@ pub const LONGEST: usize = 1 << 20;
 pub struct Merges<'a> {
     slots: &'a [[u8; 8]],
     mask: usize,
+    filter: &'a [u32],
     /// Three bytes an id.
     ids: &'a [[u8; 3]],
+}
+
+#[inline(always)]
+fn mixed(key: u64) -> u64 {
+    key.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Where to begin to look for a key in a table of `mask` + 1 slots.
 #[inline(always)]
 pub fn slot_of(key: u64, mask: usize) -> usize {
-    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & mask
+    (mixed(key) >> 32) as usize & mask
+}
+
+/// Says of most pairs that are no merge that they are none, from far less memory than the table has: two bits of a
+/// word for each merge. Made from the table when a VM starts.
+#[derive(Default)]
+pub struct Filter(Vec<u32>);
+
+/// Words of the largest one.
+const FILTER_WORDS: usize = 1 << 16;
+
+impl Filter {
+    /// For the tables of [`Merges::new`].
+    pub fn new(slots: &[u8]) -> Self {
+        let slots = slots.as_chunks::<8>().0;
+        let mut words = vec![0; (slots.len() >> 3).next_power_of_two().min(FILTER_WORDS)];
+        for slot in slots.iter().map(|slot| u64::from_le_bytes(*slot)).filter(|slot| *slot != EMPTY) {
+            let (at, bits) = filter_bits(slot >> RANK_BITS, words.len());
+            words.get_mut(at).into_iter().for_each(|word| *word |= bits);
+        }
+        Filter(words)
+    }
+}
+
+#[inline(always)]
+fn filter_bits(key: u64, words: usize) -> (usize, u32) {
+    let mixed = mixed(key);
+    ((mixed >> 46) as usize & words.wrapping_sub(1), 1 << (mixed >> 41 & 31) | 1 << (mixed >> 36 & 31))
 }
 
 impl<'a> Merges<'a> {
-    /// A view of tables; `None` if their sizes are impossible.
-    pub fn new(slots: &'a [u8], ids: &'a [u8]) -> Option<Self> {
+    /// A view of tables; `None` if their sizes are impossible. `filter` was made from the same slots.
+    pub fn new(slots: &'a [u8], ids: &'a [u8], filter: &'a Filter) -> Option<Self> {
         let (slots, rest) = slots.as_chunks();
         (slots.len().is_power_of_two() && rest.is_empty()).then(|| Merges {
             slots,
             mask: slots.len() - 1,
+            filter: &filter.0,
             ids: ids.as_chunks().0,
         })
     }
@@ -59,6 +91,10 @@ impl<'a> Merges<'a> {
     #[inline(always)]
     pub fn rank(&self, left: TokenId, right: TokenId) -> u32 {
         let key = u64::from(left) << ID_BITS | u64::from(right);
+        let (word, bits) = filter_bits(key, self.filter.len());
+        if self.filter.get(word).is_some_and(|word| word & bits != bits) {
+            return NONE;
+        }
         let mut at = slot_of(key, self.mask);
         // A sound table has empty slots; a damaged one ends the search after a round.
         for _ in 0..=self.mask {
@@ -79,47 +115,6 @@ impl<'a> Merges<'a> {
     #[inline(always)]
     pub fn id(&self, rank: u32) -> TokenId {
         self.ids.get(rank as usize).map_or(0, |[a, b, c]| u32::from_le_bytes([*a, *b, *c, 0]))
-    }
-}
-
-/// Merges up to [`SHORT`] symbols in place; gives how many are left.
-pub fn merge_short(merges: Merges<'_>, ids: &mut [TokenId]) -> usize {
-    let mut ranks = [NONE; SHORT];
-    let mut len = ids.len().min(SHORT);
-    for (rank, pair) in ranks.iter_mut().zip(ids.windows(2)) {
-        if let [left, right] = pair {
-            *rank = merges.rank(*left, *right);
-        }
-    }
-    loop {
-        let mut best = (NONE, 0);
-        for (at, rank) in ranks.iter().enumerate().take(len.saturating_sub(1)) {
-            if *rank < best.0 {
-                best = (*rank, at);
-            }
-        }
-        let (rank, at) = best;
-        if rank == NONE {
-            return len;
-        }
-        // The right one goes; everything after it moves up. `at + 1 < len <= SHORT` holds here.
-        if at + 2 <= len && len <= ids.len() {
-            ids.copy_within(at + 2..len, at + 1);
-            ranks.copy_within(at + 2..len.max(at + 2), at + 1);
-        }
-        len -= 1;
-        let id = merges.id(rank);
-        let left = at.checked_sub(1).and_then(|before| ids.get(before).copied());
-        let right = if at + 1 < len { ids.get(at + 1).copied() } else { None };
-        if let Some(symbol) = ids.get_mut(at) {
-            *symbol = id;
-        }
-        if let (Some(left), Some(rank)) = (left, at.checked_sub(1).and_then(|before| ranks.get_mut(before))) {
-            *rank = merges.rank(left, id);
-        }
-        if let Some(rank) = ranks.get_mut(at) {
-            *rank = right.map_or(NONE, |right| merges.rank(id, right));
-        }
     }
 }
 
@@ -258,16 +253,18 @@ impl LongWord {
 
 #[cfg(test)]
 mod tests {
+    use super::super::few::{Few, Pairs};
     use super::*;
 
     /// Random merges over a few symbols; the slow twin looks for the lowest rank again and again.
     #[test]
-    fn short_and_long_merge_like_the_slow_twin() {
+    fn few_and_many_merge_like_the_slow_twin() {
         let mut state = 7u64;
         let mut random = move |n: u64| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) % n
         };
+        let mut few = Few::default();
         for _ in 0..300 {
             let mut slots = vec![EMPTY; 256];
             let mut pairs = std::collections::HashMap::new();
@@ -290,17 +287,23 @@ mod tests {
             }
             let slots: Vec<u8> = slots.iter().flat_map(|s| s.to_le_bytes()).collect();
             let table: Vec<u8> = ids.iter().flat_map(|s| s.to_le_bytes().into_iter().take(3)).collect();
-            let merges = Merges::new(&slots, &table).unwrap();
-            let word: Vec<u32> = (0..random(SHORT as u64)).map(|_| random(12) as u32).collect();
+            let filter = [Filter::default(), Filter::new(&slots)];
+            let merges = Merges::new(&slots, &table, &filter[random(2) as usize]).unwrap();
+            let longest = [3, 20, 100, 256][random(4) as usize];
+            let word: Vec<u32> = (0..random(longest)).map(|_| random(12) as u32).collect();
             let mut slow = word.clone();
             while let Some((rank, at)) =
                 slow.windows(2).enumerate().filter_map(|(at, w)| Some((*pairs.get(&(w[0], w[1]))?, at))).min()
             {
                 slow.splice(at..at + 2, [ids[rank as usize]]);
             }
-            let mut short = word.clone();
-            let left = merge_short(merges, &mut short);
-            assert_eq!(&short[..left], &slow[..]);
+            assert!(few.symbols(merges, word.iter().copied()));
+            assert_eq!(few.left().map(|(_, id)| id).collect::<Vec<u32>>(), slow);
+            let mut symbols = [NONE; 256];
+            symbols.iter_mut().zip(0..12).for_each(|(symbol, id)| *symbol = id);
+            let bytes: Vec<u8> = word.iter().map(|id| *id as u8).collect();
+            few.bytes(merges, &mut Pairs::default(), &symbols, &bytes);
+            assert_eq!(few.left().map(|(_, id)| id).collect::<Vec<u32>>(), slow);
             let mut long = LongWord::new(word.iter().copied()).unwrap();
             let mut out = Vec::new();
             while !long.advance(merges, 1 + random(3) as usize, &mut out) {}

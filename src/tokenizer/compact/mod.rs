@@ -8,9 +8,9 @@
 //! | added tokens that are cut out first | [`super::added`] |
 //! | NFC, where the text needs it | [`nfc`] |
 //! | added tokens that are cut out after normalising | [`super::added`] |
-//! | words | `common` (most of them), [`scan`] (by split patterns), [`cuts`] (where there is none), over [`classes`], [`memo`] |
+//! | words | `common` (most of them, over `lanes`), [`scan`] (by split patterns), [`cuts`] (where there is none), over [`classes`], [`memo`] |
 //! | words seen before | [`words`] |
-//! | merges | [`merge`], `stitch` for long words |
+//! | merges | [`few`] at a time, `stitch` for long words, over [`merge`] |
 //! | all of it, lazily and in steps | `run` |
 //! | where ids end, for people | `ends` |
 //!
@@ -27,6 +27,8 @@ pub mod compile;
 pub mod corpus;
 pub mod cuts;
 mod ends;
+pub mod few;
+mod lanes;
 pub mod memo;
 pub mod merge;
 pub mod nfc;
@@ -50,7 +52,8 @@ use crate::pack::container::{PackBytes, Section, SectionKind};
 use crate::pack::{PackError, Specials};
 use classes::Classes;
 use cuts::Cuts;
-use merge::{Merges, NONE, SHORT};
+use few::{Few, Pairs};
+use merge::{Filter, Merges, NONE};
 use scan::Scanner;
 use words::{Key, Words};
 
@@ -74,6 +77,8 @@ pub struct Compact {
     header: Header,
     specials: Specials,
     ascii: [u8; 256],
+    /// Words may be taken by `common`.
+    common: bool,
     first: FirstBytes,
     second: Option<FirstBytes>,
     /// Ids of bytes, or of ASCII characters.
@@ -83,7 +88,21 @@ pub struct Compact {
     /// Words whose id is not what merging makes of them.
     exceptions: HashMap<Box<[u8]>, TokenId>,
     longest_exception: usize,
-    words: RefCell<Words>,
+    filter: Filter,
+    scratch: RefCell<Scratch>,
+}
+
+/// What words are looked up and merged in.
+#[derive(Default)]
+struct Scratch {
+    words: Words,
+    merging: Merging,
+}
+
+#[derive(Default)]
+struct Merging {
+    pairs: Pairs,
+    few: Few,
 }
 
 /// The tables, ready to use.
@@ -117,21 +136,23 @@ impl Compact {
         let first = Trie::first_bytes(table(SectionKind::FirstNodes)?, table(SectionKind::FirstEdges)?);
         let second = Trie::first_bytes(table(SectionKind::SecondNodes)?, table(SectionKind::SecondEdges)?);
         let second = Some(second).filter(|bytes| !bytes.is_empty());
+        let filter = Filter::new(table(SectionKind::MergeSlots)?);
         let ascii = Classes::ascii(table(SectionKind::Classes1)?, table(SectionKind::Classes2)?);
-        let words = RefCell::new(Words::default());
         let compact = Compact {
             bytes,
             sections,
             header,
             specials,
             ascii,
+            common: common::agrees(&ascii),
             first,
             second,
             symbols,
             fallback,
             exceptions,
             longest_exception,
-            words,
+            filter,
+            scratch: RefCell::default(),
         };
         if compact.view().is_none() {
             return Err(PackError::new("the merge table has an impossible size; pack the model again"));
@@ -149,7 +170,7 @@ impl Compact {
         Some(View {
             classes: Classes::new(&self.ascii, self.table(Classes1), self.table(Classes2)),
             cuts: Cuts::new(self.table(CutPairs)),
-            merges: Merges::new(self.table(MergeSlots), self.table(MergeIds))?,
+            merges: Merges::new(self.table(MergeSlots), self.table(MergeIds), &self.filter)?,
             first: Trie::new(self.table(FirstNodes), self.table(FirstEdges), &self.first),
             second: self
                 .second
@@ -164,53 +185,56 @@ impl Compact {
     fn word(
         &self,
         view: &View<'_>,
-        words: &mut Words,
+        scratch: &mut Scratch,
         text: &[u8],
         at: usize,
         end: usize,
         out: &mut Vec<TokenId>,
     ) -> Word {
         let key = Key::new(text, at, end);
-        if let Some(key) = key
-            && words.get(key, out)
-        {
+        if let Some((ids, count)) = key.and_then(|key| scratch.words.get(key)) {
+            out.extend(ids.iter().take(count));
             return Word::Given;
         }
-        self.new_word(view, words, key, text.get(at..end).unwrap_or_default(), out)
+        self.new_word(view, scratch, key, text.get(at..end).unwrap_or_default(), out)
     }
 
     #[inline(never)]
     fn new_word(
         &self,
         view: &View<'_>,
-        words: &mut Words,
+        scratch: &mut Scratch,
         key: Option<Key>,
         word: &[u8],
         out: &mut Vec<TokenId>,
     ) -> Word {
-        if words.get_long(word, out) {
+        if scratch.words.get_long(word, out) {
             return Word::Given;
         }
         let begin = out.len();
         if let Some(id) = self.exception(word) {
             out.push(id);
+        } else if self.merged(view, &mut scratch.merging, word) {
+            out.extend(scratch.merging.few.left().map(|(_, id)| id));
         } else {
-            let mut ids = [NONE; SHORT];
-            let mut len = 0;
-            let mut symbols = Symbols::new(self, view, word);
-            for (to, from) in ids.iter_mut().zip(&mut symbols) {
-                (*to, len) = (from, len + 1);
-            }
-            if symbols.next().is_some() {
-                return Word::Long;
-            }
-            if let Some(ids) = ids.get_mut(..len) {
-                let len = merge::merge_short(view.merges, ids);
-                out.extend(ids.iter().take(len));
-            }
+            return Word::Long;
         }
-        words.put(key, word, out.get(begin..).unwrap_or_default());
+        scratch.words.put(key, word, out.get(begin..).unwrap_or_default());
         Word::Given
+    }
+
+    /// Merges a word; `false` if it is too long for [`Few`].
+    #[inline]
+    fn merged(&self, view: &View<'_>, merging: &mut Merging, word: &[u8]) -> bool {
+        let Merging { pairs, few } = merging;
+        if self.header.characters {
+            return few.symbols(view.merges, Symbols::new(self, view, word));
+        }
+        let fits = word.len() <= few::MOST;
+        if fits {
+            few.bytes(view.merges, pairs, &self.symbols, word);
+        }
+        fits
     }
 
     fn exception(&self, word: &[u8]) -> Option<TokenId> {

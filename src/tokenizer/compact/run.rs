@@ -9,10 +9,10 @@ use std::rc::Rc;
 use super::classes::{Classes, UNSTABLE};
 use super::memo::Memo;
 use super::nfc::Normalized;
-use super::scan::{Window, next_word};
+use super::scan::{Scanner, Window, next_word};
 use super::stitch::{Progress, Stitch};
-use super::words::Words;
-use super::{Compact, View, Word, common};
+use super::words::{IDS, Words};
+use super::{Compact, Scratch, View, Word, common};
 use crate::blocks::TokenId;
 use crate::tokenizer::added::Found;
 use crate::tokenizer::{Boundary, Encoding, Step, TokenizeError};
@@ -20,7 +20,7 @@ use crate::tokenizer::{Boundary, Encoding, Step, TokenizeError};
 /// How far to look ahead at a time: least,
 const AHEAD: usize = 4096;
 /// and most, where a word is longer than what was seen.
-const FAR: usize = 64 << 10;
+const FAR: usize = 16 << 10;
 /// A byte of common text costs as much as this many bytes that are only looked at.
 const LOOKS: usize = 8;
 /// Steps end early at boundaries that are this far apart.
@@ -201,7 +201,7 @@ impl Run {
     fn run(&mut self, max_bytes: usize, out: &mut Vec<TokenId>) -> Result<Step, TokenizeError> {
         let compact = self.compact.clone();
         let view = compact.view().ok_or_else(broken)?;
-        let mut words = compact.words.try_borrow_mut().map_err(|_| broken())?;
+        let mut scratch = compact.scratch.try_borrow_mut().map_err(|_| broken())?;
         let text = self.text.clone();
         let mut budget = max_bytes.max(1);
         loop {
@@ -209,7 +209,7 @@ impl Run {
                 let window = self.normalized.as_ref().map_or(text.as_bytes(), |n| &n.buf);
                 let word = window.get(*from..*to).unwrap_or_default();
                 let (ids, kept) = (out.len(), long.kept());
-                match long.advance(&compact, &view, word, budget >> LONG_BYTES.ilog2(), out) {
+                match long.advance(&compact, &view, &mut scratch.merging, word, budget >> LONG_BYTES.ilog2(), out) {
                     Progress::More => return Ok(Step::More),
                     Progress::TooLong => return Err(TokenizeError("a word of many million characters".into())),
                     Progress::Done => {}
@@ -242,7 +242,7 @@ impl Run {
                     last,
                     memo: &self.memo,
                 };
-                let stop = take_words(&compact, &view, &mut words, piece, &mut self.at, &mut budget, out);
+                let stop = take_words(&compact, &view, &mut scratch, piece, &mut self.at, &mut budget, out);
                 self.tokens += out.len() - before;
                 match stop {
                     Stop::Budget => return Ok(Step::More),
@@ -277,7 +277,7 @@ fn unstable(text: &str, from: usize, to: usize, classes: Classes<'_>) -> bool {
 fn take_words(
     compact: &Compact,
     view: &View<'_>,
-    words: &mut Words,
+    scratch: &mut Scratch,
     piece: Window<'_>,
     at: &mut usize,
     budget: &mut usize,
@@ -285,30 +285,74 @@ fn take_words(
 ) -> Stop {
     let scanner = compact.header.scanner;
     let text = piece.text;
+    let mut room: Room = [0; ROOM + IDS];
     while *at < text.len() {
         if *budget == 0 {
             return Stop::Budget;
         }
-        if let Some(bytes) = text.get(*at..).and_then(|rest| rest.first_chunk::<16>())
-            && let Some((key, len)) = common::word(scanner, bytes)
-            && words.get(key, out)
-        {
-            *at += len;
-            *budget = budget.saturating_sub(len);
-            continue;
+        if compact.common {
+            let mut next = common_words(scanner, &scratch.words, text, *at, *budget, &mut room, out);
+            if next == *at && piece.last && text.len() - next < 16 {
+                let known = common::last_word(scanner, text.get(next..).unwrap_or_default());
+                let known = known.and_then(|(key, len)| Some((scratch.words.get(key)?, len)));
+                if let Some(((ids, count), len)) = known {
+                    out.extend(ids.iter().take(count));
+                    next += len;
+                }
+            }
+            *budget = budget.saturating_sub(next - *at);
+            if std::mem::replace(at, next) < next {
+                continue;
+            }
         }
         let Some(end) = next_word(scanner, piece, *at) else { return Stop::End };
         piece.memo.clear();
         // A scanner always advances; a damaged table must not stop it.
         let end = end.max(*at + 1);
         *budget = budget.saturating_sub(end - *at);
-        let word = compact.word(view, words, text, *at, end, out);
+        let word = compact.word(view, scratch, text, *at, end, out);
         let begin = std::mem::replace(at, end);
         if let Word::Long = word {
             return Stop::Long(begin);
         }
     }
     Stop::End
+}
+
+/// Room for ids, so that most of them are written without a look at how much there is.
+const ROOM: usize = 256;
+type Room = [TokenId; ROOM + IDS];
+
+/// Takes words as long as they are common ones that are known. Gives where the next one begins.
+#[inline(always)]
+fn common_words(
+    scanner: Scanner,
+    words: &Words,
+    text: &[u8],
+    at: usize,
+    budget: usize,
+    room: &mut Room,
+    out: &mut Vec<TokenId>,
+) -> usize {
+    let (mut given, mut here) = (0, at);
+    let until = at.saturating_add(budget);
+    while here < until
+        && let Some(bytes) = text.get(here..).and_then(|rest| rest.first_chunk::<16>())
+        && let Some((key, len)) = common::word(scanner, bytes)
+        && let Some((four, count)) = words.get(key)
+        && let Some(place) = room.get_mut(given..).and_then(|rest| rest.first_chunk_mut::<IDS>())
+    {
+        // All four are written, whatever their number.
+        *place = four;
+        given += count;
+        here += len;
+        if given >= ROOM {
+            out.extend_from_slice(room.get(..given).unwrap_or_default());
+            given = 0;
+        }
+    }
+    out.extend_from_slice(room.get(..given).unwrap_or_default());
+    here
 }
 
 impl Encoding for Run {

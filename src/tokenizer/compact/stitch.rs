@@ -8,14 +8,14 @@
 //!
 //! A run of one repeated token needs no merging at all: as long as the text repeats, so does the token.
 
-use super::merge::{LONGEST, LongWord, Merges};
-use super::{Compact, Symbols, View};
+use super::merge::{LONGEST, LongWord};
+use super::{Compact, Merging, Symbols, View};
 use crate::blocks::TokenId;
 
 /// Bytes of a window.
-const WINDOW: usize = 256;
+const WINDOW: usize = 248;
 /// A window gives up this many bytes at its end, unless the word ends there.
-const UNCERTAIN: usize = 48;
+const UNCERTAIN: usize = 40;
 /// Bytes of a run that are passed in one step.
 const REPEAT: usize = 256 << 10;
 /// Ids that are given out in one step.
@@ -52,6 +52,8 @@ pub struct Stitch {
     whole: Option<LongWord>,
     /// Ids and starts of one window.
     tokens: Vec<(TokenId, u32)>,
+    /// The same of what lies about a seam.
+    pair: Vec<(TokenId, u32)>,
 }
 
 /// In place of a start: inside a character.
@@ -68,6 +70,7 @@ impl Stitch {
         &mut self,
         compact: &Compact,
         view: &View<'_>,
+        merging: &mut Merging,
         word: &[u8],
         bytes: usize,
         out: &mut Vec<TokenId>,
@@ -93,7 +96,7 @@ impl Stitch {
                 continue;
             }
             let before = self.at;
-            if !self.step(compact, view, word) {
+            if !self.step(compact, view, merging, word) {
                 if word.len() > LONGEST {
                     return Progress::TooLong;
                 }
@@ -105,17 +108,17 @@ impl Stitch {
     }
 
     /// One window. `false` where windows do not work.
-    fn step(&mut self, compact: &Compact, view: &View<'_>, word: &[u8]) -> bool {
+    fn step(&mut self, compact: &Compact, view: &View<'_>, merging: &mut Merging, word: &[u8]) -> bool {
         let window = WINDOW.max(self.window);
         let mut end = self.at.saturating_add(window).min(word.len());
         while word.get(end).is_some_and(|b| b & 0xc0 == 0x80) {
             end -= 1;
         }
         let text = word.get(self.at..end).unwrap_or_default();
-        encode(&mut self.scratch, compact, view, text, &mut self.tokens);
+        encode(&mut self.scratch, merging, compact, view, text, &mut self.tokens);
         let Some((first, _)) = self.tokens.first().copied() else { return false };
         let first_end = self.tokens.get(1).map_or(text.len(), |(_, start)| *start as usize);
-        if !self.seam_holds(compact, view, word, first, first_end) {
+        if !self.seam_holds(compact, view, merging, word, first, first_end) {
             // The next try begins at the token before.
             self.backs += 1;
             while let (Some(_), Some(start)) = (self.ids.pop(), self.starts.pop()) {
@@ -158,6 +161,7 @@ impl Stitch {
         &mut self,
         compact: &Compact,
         view: &View<'_>,
+        merging: &mut Merging,
         word: &[u8],
         first: TokenId,
         first_end: usize,
@@ -170,16 +174,19 @@ impl Stitch {
             // A character of several byte tokens: they merge with nothing.
             return true;
         }
-        let mut pair = Vec::new();
+        let mut pair = std::mem::take(&mut self.pair);
         let text = word.get(start as usize..self.at + first_end).unwrap_or_default();
-        encode(&mut self.scratch, compact, view, text, &mut pair);
+        encode(&mut self.scratch, merging, compact, view, text, &mut pair);
         let expected = self.ids.iter().skip(from).copied().chain([first]);
-        last != super::merge::NONE && pair.iter().map(|(id, _)| *id).eq(expected)
+        let holds = last != super::merge::NONE && pair.iter().map(|(id, _)| *id).eq(expected);
+        self.pair = pair;
+        holds
     }
 
     /// Repeats the last token while the text repeats; the end of the word is left to a window.
     fn repeat(&mut self, word: &[u8]) {
-        let [.., (before, from), (id, start)] = self.last_two()[..] else { return };
+        let two = |list: &[u32]| list.split_last().and_then(|(last, rest)| Some((*rest.last()?, *last)));
+        let (Some((before, id)), Some((from, start))) = (two(&self.ids), two(&self.starts)) else { return };
         if before != id || from == INSIDE || start == INSIDE {
             return;
         }
@@ -199,21 +206,26 @@ impl Stitch {
             self.at += len;
         }
     }
-
-    fn last_two(&self) -> Vec<(TokenId, u32)> {
-        let from = self.ids.len().saturating_sub(2);
-        self.ids.iter().copied().zip(self.starts.iter().copied()).skip(from).collect()
-    }
 }
 
 /// Encodes a text in one go; ids and starts.
-fn encode(scratch: &mut LongWord, compact: &Compact, view: &View<'_>, text: &[u8], out: &mut Vec<(TokenId, u32)>) {
-    let merges: Merges<'_> = view.merges;
+fn encode(
+    scratch: &mut LongWord,
+    merging: &mut Merging,
+    compact: &Compact,
+    view: &View<'_>,
+    text: &[u8],
+    out: &mut Vec<(TokenId, u32)>,
+) {
     out.clear();
-    scratch.begin(Symbols::new(compact, view, text));
-    scratch.finish(merges);
-    if !compact.header.characters {
+    if compact.merged(view, merging, text) {
+        out.extend(merging.few.left().map(|(at, id)| (id, at)));
+    } else {
+        scratch.begin(Symbols::new(compact, view, text));
+        scratch.finish(view.merges);
         out.extend(scratch.left().map(|(at, id)| (id, at)));
+    }
+    if !compact.header.characters {
         return;
     }
     // Symbols are characters, or bytes of one.
@@ -226,5 +238,5 @@ fn encode(scratch: &mut LongWord, compact: &Compact, view: &View<'_>, text: &[u8
         }
         starts.push(start);
     }
-    out.extend(scratch.left().map(|(at, id)| (id, starts.get(at as usize).copied().unwrap_or(INSIDE))));
+    out.iter_mut().for_each(|(_, at)| *at = starts.get(*at as usize).copied().unwrap_or(INSIDE));
 }

@@ -132,7 +132,8 @@ fn long_words_and_runs(pair: &Pair) {
         }
     }
     let mut random = Random(5);
-    let letters: String = (0..100_000).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
+    let letters: String =
+        (0..if long() { 1_000_000 } else { 100_000 }).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
     pair.check(&letters);
 }
 
@@ -155,6 +156,118 @@ fn ends_are_where_the_crate_has_them(pair: &Pair) {
     assert_eq!(compared > 0, pair.name != "gemma3", "{}: {compared} ends", pair.name);
 }
 
+/// Runs whose ends lie about where windows end: what was seen of a run is kept from one look to the next.
+fn runs_of_any_length_one_after_the_other(pair: &Pair) {
+    const PIECES: &[&str] = &[
+        "a",
+        "A",
+        "aB",
+        " ",
+        "\t",
+        "\n",
+        "\r\n",
+        "/",
+        "=",
+        "=-",
+        "0",
+        "7a",
+        "中",
+        "の",
+        "é",
+        "e\u{301}",
+        "\u{301}",
+        "\u{1}",
+        "\u{200d}",
+        "😀",
+        "\u{3000}",
+        "'s",
+        "ǅ",
+        "ʰ",
+        "_",
+        "▁",
+        "<",
+        "\u{378}",
+        "\u{e000}x",
+    ];
+    let seeds = if long() { 400 } else { 10 };
+    for seed in 0..seeds {
+        let mut random = Random(seed ^ 0x5eed);
+        let mut text = String::new();
+        for _ in 0..1 + random.below(5) {
+            let piece = random.pick(PIECES);
+            let about = [20, 4096, 16 << 10, 64 << 10, 72 << 10][random.below(5)] + random.below(40);
+            text.push_str(&piece.repeat(about / piece.len() + 1));
+        }
+        let text: Rc<str> = text.into();
+        let expected = pair.reference.whole(&text, false).unwrap();
+        for steps in [usize::MAX, 1 + random.below(5000)] {
+            let mut ids = Vec::new();
+            let mut encoding = pair.compact.clone().start(text.clone(), false);
+            while encoding.step(steps, &mut ids).unwrap() == Step::More {}
+            if ids != expected {
+                let at = ids.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+                panic!("{}: seed {seed}, steps of {steps}: ids differ from {at} on", pair.name);
+            }
+        }
+    }
+}
+
+/// Conversations that go on, change in the middle, or begin like others: block hashes from what is remembered are
+/// those of the whole, wherever it is interrupted.
+fn remembered_conversations_have_the_same_blocks(pair: &Pair) {
+    use crate::blocks::{BlockHash, Chain, namespace};
+    use crate::tokenizer::memory::{PromptMemory, Scope};
+    let scope = Scope { root: namespace("", "m", None, None), block_size: 16, tokenizer: 1 };
+    let mut random = Random(99);
+    let specials = pair.specials(&mut random);
+    let mut memory = PromptMemory::new(1 << 20, 5);
+    let mut texts = vec![text(&mut random, 2000, &specials)];
+    let mut reused = 0;
+    for _ in 0..if long() { 5000 } else { 150 } {
+        let old = &texts[random.below(texts.len())];
+        let mut keep = random.below(old.len() + 1);
+        while !old.is_char_boundary(keep) {
+            keep -= 1;
+        }
+        let bytes = 50 + random.below(1500);
+        let new: Rc<str> = format!("{}{}", &old[..keep], text(&mut random, bytes, &specials)).into();
+        let whole = pair.compact.clone().encode(&new, true).unwrap();
+        let (mut expected, mut chain) = (Vec::new(), Chain::new(scope.root, scope.block_size));
+        chain.extend(&whole, &mut expected);
+
+        let (mut trail, beginning) = memory.find(scope, &new);
+        let (at, mut hashes, mut chain) = match beginning {
+            Some(beginning) => (beginning.at, beginning.hashes, beginning.chain),
+            None => (Boundary::default(), Vec::<BlockHash>::new(), Chain::new(scope.root, scope.block_size)),
+        };
+        reused += at.bytes;
+        let resumed = (at.bytes > 0).then(|| pair.compact.clone().resume(new.clone(), true, at).unwrap());
+        let mut encoding = resumed.unwrap_or_else(|| pair.compact.clone().start(new.clone(), true));
+        let (mut given, most) = (at.tokens, 1 + random.below(3000));
+        loop {
+            let mut ids = Vec::new();
+            let step = encoding.step(random.below(most), &mut ids).unwrap();
+            chain.extend(&ids, &mut hashes);
+            given += ids.len();
+            if let Some(at) = encoding.boundary().filter(|at| at.tokens == given) {
+                memory.remember(&mut trail, &new, at, &hashes, &chain);
+            }
+            if step == Step::Done {
+                break;
+            }
+        }
+        assert_eq!(hashes, expected, "{}: {new:?}", pair.name);
+        assert_eq!(given, whole.len());
+        if texts.len() < 20 {
+            texts.push(new.to_string());
+        } else {
+            let at = random.below(20);
+            texts[at] = new.to_string();
+        }
+    }
+    assert!(reused > 0, "{}: nothing was ever remembered", pair.name);
+}
+
 /// One test a tokenizer: loading it is what takes the time.
 macro_rules! tokenizer_tests {
     ($($name:ident)*) => {$(
@@ -167,6 +280,8 @@ macro_rules! tokenizer_tests {
             interrupted_and_resumed_is_the_same(&pair);
             long_words_and_runs(&pair);
             ends_are_where_the_crate_has_them(&pair);
+            runs_of_any_length_one_after_the_other(&pair);
+            remembered_conversations_have_the_same_blocks(&pair);
         }
     )*};
 }

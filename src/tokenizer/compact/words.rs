@@ -8,9 +8,9 @@ use super::merge::NONE;
 /// Short words have up to this many bytes,
 const WORD: usize = 15;
 /// and up to this many ids.
-const IDS: usize = 4;
-/// Entries for short words: 1 MiB.
-const ENTRIES: usize = 1 << 15;
+pub const IDS: usize = 4;
+/// Buckets of two entries for short words: 1 MiB.
+const BUCKETS: usize = 1 << 14;
 /// Longer words have up to this many bytes,
 const LONG: usize = 32;
 /// and up to this many ids.
@@ -66,19 +66,29 @@ impl Key {
         Some(Key::of(raw as u64, (raw >> 64) as u64, len))
     }
 
-    /// The first of its two places.
+    /// The word, and how long it is.
+    fn bytes(self) -> ([u8; 16], usize) {
+        let bytes = u128::from(self.1) << 64 | u128::from(self.0);
+        (bytes.to_le_bytes(), (self.1 >> 56) as usize)
+    }
+
     #[inline(always)]
-    fn slot(self) -> usize {
+    fn bucket(self) -> usize {
         let mixed = (self.0 ^ self.1.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // The last bytes of a word are the highest ones, which only a shift brings down.
         let mixed = (mixed ^ mixed >> 32 ^ self.1).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        (mixed >> (64 - ENTRIES.ilog2())) as usize & (ENTRIES - 2)
+        (mixed >> (u64::BITS - BUCKETS.ilog2())) as usize
     }
 }
 
+/// Above the first id of an entry: how many it has.
+const COUNT: u32 = 28;
+
+/// Nothing has the key of zeroes.
 #[derive(Clone, Copy)]
 struct Entry {
     key: Key,
+    /// Their number in the highest bits of the first.
     ids: [TokenId; IDS],
 }
 
@@ -90,38 +100,48 @@ struct LongEntry {
     count: u32,
 }
 
-/// Short words have two places: a new one takes the first, the older one moves to the second.
+impl Entry {
+    #[inline(always)]
+    fn ids(&self) -> ([TokenId; IDS], usize) {
+        let [first, a, b, c] = self.ids;
+        ([first & ((1 << COUNT) - 1), a, b, c], (first >> COUNT) as usize)
+    }
+}
+
+/// A line of the cache: a new word takes the first place, the older one moves to the second.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Bucket([Entry; 2]);
+
+/// See the module.
 pub struct Words {
-    entries: Vec<Entry>,
+    buckets: Box<[Bucket; BUCKETS]>,
     long: Vec<LongEntry>,
 }
 
 impl Default for Words {
     fn default() -> Self {
         let long = LongEntry { word: [0; LONG], ids: [NONE; LONG_IDS], len: 0, count: 0 };
-        Words { entries: vec![Entry { key: Key(0, 0), ids: [NONE; IDS] }; ENTRIES], long: vec![long; LONG_ENTRIES] }
+        let empty = Bucket([Entry { key: Key(0, 0), ids: [0; IDS] }; 2]);
+        // By way of the heap: a megabyte does not fit the stack.
+        let buckets: Box<[Bucket]> = vec![empty; BUCKETS].into();
+        let buckets = buckets.try_into().unwrap_or_else(|_| Box::new([empty; BUCKETS]));
+        Words { buckets, long: vec![long; LONG_ENTRIES] }
     }
 }
 
 impl Words {
-    /// Appends the ids of a word that is known.
+    /// The ids of a word that is known, and how many they are.
     #[inline(always)]
-    pub fn get(&mut self, key: Key, out: &mut Vec<TokenId>) -> bool {
-        let slot = key.slot();
-        for at in [slot, slot | 1] {
-            if let Some(entry) = self.entries.get(at)
-                && entry.key == key
-            {
-                for id in entry.ids {
-                    if id == NONE {
-                        break;
-                    }
-                    out.push(id);
-                }
-                return true;
-            }
+    pub fn get(&self, key: Key) -> Option<([TokenId; IDS], usize)> {
+        let Bucket(entries) = self.buckets.get(key.bucket())?;
+        let [newer, _] = entries;
+        // Without a branch: which of the two it is cannot be foreseen.
+        let entry = entries.get(usize::from(newer.key != key))?;
+        if entry.key != key {
+            return None;
         }
-        false
+        Some(entry.ids())
     }
 
     /// Appends the ids of a word that is too long for a [`Key`] or has too many of them, if it is known.
@@ -138,29 +158,37 @@ impl Words {
     /// Remembers a word, if it is short enough and has few enough ids.
     pub fn put(&mut self, key: Option<Key>, word: &[u8], ids: &[TokenId]) {
         match key {
-            Some(key) if ids.len() <= IDS => self.put_short(key, ids),
-            _ if word.len() <= LONG && ids.len() <= LONG_IDS => {
-                let Some(entry) = self.long.get_mut(long_slot(word)) else { return };
-                entry.word.iter_mut().zip(word).for_each(|(to, from)| *to = *from);
-                entry.ids.iter_mut().zip(ids).for_each(|(to, from)| *to = *from);
-                (entry.len, entry.count) = (word.len() as u32, ids.len() as u32);
-            }
-            _ => {}
+            Some(key) if (1..=IDS).contains(&ids.len()) => self.put_short(key, ids),
+            _ => self.put_long(word, ids),
         }
     }
 
+    fn put_long(&mut self, word: &[u8], ids: &[TokenId]) {
+        if word.len() > LONG || ids.len() > LONG_IDS {
+            return;
+        }
+        let Some(entry) = self.long.get_mut(long_slot(word)) else { return };
+        entry.word.iter_mut().zip(word).for_each(|(to, from)| *to = *from);
+        entry.ids.iter_mut().zip(ids).for_each(|(to, from)| *to = *from);
+        (entry.len, entry.count) = (word.len() as u32, ids.len() as u32);
+    }
+
     fn put_short(&mut self, key: Key, ids: &[TokenId]) {
-        let mut entry = Entry { key, ids: [NONE; IDS] };
-        for (to, from) in entry.ids.iter_mut().zip(ids) {
-            *to = *from;
+        let mut entry = Entry { key, ids: [0; IDS] };
+        entry.ids.iter_mut().zip(ids).for_each(|(to, from)| *to = *from);
+        let [first, ..] = &mut entry.ids;
+        if *first >> COUNT != 0 {
+            return;
         }
-        let slot = key.slot();
-        let older = self.entries.get(slot).copied();
-        if let (Some(older), Some(second)) = (older, self.entries.get_mut(slot | 1)) {
-            *second = older;
-        }
-        if let Some(first) = self.entries.get_mut(slot) {
-            *first = entry;
+        *first |= (ids.len() as u32) << COUNT;
+        let Some(Bucket([newer, older])) = self.buckets.get_mut(key.bucket()) else { return };
+        let gone = std::mem::replace(older, std::mem::replace(newer, entry));
+        // The one that has to go finds a place among the longer ones.
+        let ([first, a, b, c], count) = gone.ids();
+        let (bytes, len) = gone.key.bytes();
+        if count > 0 {
+            let ids = [first, a, b, c];
+            self.put_long(bytes.get(..len).unwrap_or_default(), ids.get(..count).unwrap_or_default());
         }
     }
 }
@@ -178,31 +206,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_words_of_one_place_stay_both() {
+    fn two_words_of_one_place_stay_both_and_the_third_finds_another() {
         let key = |i: u32| Key::of(u64::from(i), 0, 4);
         let first = key(1);
-        let others: Vec<Key> = (2..).map(key).filter(|other| other.slot() == first.slot()).take(2).collect();
+        let others: Vec<Key> = (2..).map(key).filter(|other| other.bucket() == first.bucket()).take(2).collect();
         let mut words = Words::default();
-        let known = |words: &mut Words, key| words.get(key, &mut Vec::new());
-        words.put_short(first, &[1]);
+        let known = |words: &Words, key| words.get(key).map(|(ids, count)| ids[..count].to_vec());
+        words.put_short(first, &[1, 7]);
         words.put_short(others[0], &[2]);
-        assert!(known(&mut words, first) && known(&mut words, others[0]));
+        assert_eq!(known(&words, first), Some(vec![1, 7]));
+        assert_eq!(known(&words, others[0]), Some(vec![2]));
         words.put_short(others[1], &[3]);
-        assert!(!known(&mut words, first) && known(&mut words, others[0]) && known(&mut words, others[1]));
+        assert_eq!(known(&words, first), None);
+        assert_eq!(known(&words, others[0]), Some(vec![2]));
+        assert_eq!(known(&words, others[1]), Some(vec![3]));
+        let mut ids = Vec::new();
+        assert!(words.get_long(&[1, 0, 0, 0], &mut ids));
+        assert_eq!(ids, [1, 7]);
     }
 
     #[test]
     fn words_that_differ_in_one_byte_lie_apart() {
         // Of words alike but for one byte, as many share a place as chance would have it.
         for at in 0..15 {
-            let slots: std::collections::HashSet<usize> = (b'a'..=b'z')
+            let places: std::collections::HashSet<usize> = (b'a'..=b'z')
                 .map(|letter| {
                     let mut word = *b" abcdefghijklmno";
                     word[at] = letter;
-                    Key::new(&word, 0, 15).unwrap().slot()
+                    Key::new(&word, 0, 15).unwrap().bucket()
                 })
                 .collect();
-            assert!(slots.len() >= 24, "byte {at}: {} places", slots.len());
+            assert!(places.len() >= 24, "byte {at}: {} places", places.len());
         }
     }
 }

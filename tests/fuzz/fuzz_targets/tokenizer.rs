@@ -67,7 +67,8 @@ fn text_of(data: &[u8], added: &[String]) -> String {
     text
 }
 
-fuzz_target!(|data: &[u8]| {
+// Loading takes longer than an input may: before the first one.
+fuzz_target!(init: PAIRS.with(|_| ()), |data: &[u8]| {
     let [choice, steps, data @ ..] = data else { return };
     PAIRS.with(|pairs| {
         let pair = &pairs[usize::from(*choice) % pairs.len()];
