@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use super::{Bootstrap, http};
 
@@ -50,13 +51,24 @@ pub struct Envoy {
 impl Envoy {
     /// Starts Envoy with this many workers and waits until it is live.
     pub fn start(bootstrap: Bootstrap, concurrency: u32) -> Result<Envoy> {
+        Envoy::start_with(bootstrap, concurrency, Bootstrap::to_json)
+    }
+
+    /// Starts Envoy on a configuration that was made elsewhere, in which `bootstrap` tells what is where: the
+    /// listeners `public` and `kvroute_ingest`, the cluster `replicas`. The secret is in its environment, as
+    /// `KVROUTE_SECRET`.
+    pub fn start_with(
+        bootstrap: Bootstrap,
+        concurrency: u32,
+        config: impl FnOnce(&Bootstrap, &Path) -> Value,
+    ) -> Result<Envoy> {
         let dir = fresh_dir()?;
         let wasm = fs::canonicalize(&bootstrap.wasm);
         if bootstrap.balancing == super::Balancing::Kvroute && wasm.is_err() {
             bail!("{} is not there: build it, or set KVROUTE_WASM", bootstrap.wasm.display());
         }
         let mut envoy = Envoy {
-            child: spawn(&bootstrap, &dir, concurrency)?,
+            child: spawn(&bootstrap, &config(&bootstrap, &dir), &dir, concurrency)?,
             dir,
             version: 1,
             admin: bootstrap.admin,
@@ -151,7 +163,7 @@ impl Envoy {
             let text = content.to_string();
             // Only the resources count: Envoy does not apply what did not change.
             let same = |old: &str| {
-                let resources = |t: &str| serde_json::from_str::<serde_json::Value>(t).map(|v| v["resources"].clone());
+                let resources = |t: &str| serde_json::from_str::<Value>(t).map(|v| v["resources"].clone());
                 matches!((resources(old), resources(&text)), (Ok(a), Ok(b)) if a == b)
             };
             if fs::read_to_string(&path).is_ok_and(|old| same(&old)) {
@@ -237,7 +249,7 @@ impl Envoy {
         if !http::request("GET", self.admin, "/ready")?.contains("LIVE") {
             bail!("not live");
         }
-        let page: serde_json::Value = serde_json::from_str(&self.admin_get("/listeners?format=json")?)?;
+        let page: Value = serde_json::from_str(&self.admin_get("/listeners?format=json")?)?;
         let at = |name: &str| -> Result<SocketAddr> {
             let all = page["listener_statuses"].as_array().context("no listeners")?;
             let one = all.iter().find(|l| l["name"] == name).context("listener not there")?;
@@ -267,14 +279,14 @@ impl Drop for Envoy {
     }
 }
 
-fn spawn(bootstrap: &Bootstrap, dir: &Path, concurrency: u32) -> Result<Child> {
+fn spawn(bootstrap: &Bootstrap, json: &Value, dir: &Path, concurrency: u32) -> Result<Child> {
     if bootstrap.dynamic {
         for (name, content) in bootstrap.dynamic_files(dir, 1) {
             fs::write(dir.join(name), content.to_string())?;
         }
     }
     let config = dir.join("bootstrap.json");
-    fs::write(&config, serde_json::to_string_pretty(&bootstrap.to_json(dir))?)?;
+    fs::write(&config, serde_json::to_string_pretty(json)?)?;
     let log = File::create(dir.join("envoy.log"))?;
     let level = std::env::var("KVROUTE_ENVOY_LOG").unwrap_or_else(|_| "warn,wasm:info".into());
     let (level, components) = level.split_once(',').unwrap_or((&level, "wasm:info"));
@@ -288,6 +300,7 @@ fn spawn(bootstrap: &Bootstrap, dir: &Path, concurrency: u32) -> Result<Child> {
         .args(["--use-dynamic-base-id", "--concurrency", &concurrency.to_string()])
         .args(["--drain-time-s", &bootstrap.drain_time_s.to_string()])
         .args(["--log-level", level, "--component-log-level", components])
+        .env("KVROUTE_SECRET", &bootstrap.secret)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);

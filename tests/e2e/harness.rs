@@ -95,6 +95,9 @@ pub async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>
     }
 }
 
+/// Makes Envoy's configuration of the bootstrap and the folder for its files.
+pub type MakeConfig = Box<dyn FnOnce(&Bootstrap, &Path) -> Value + Send>;
+
 /// How a gateway is set up.
 pub struct Setup {
     pub replicas: usize,
@@ -102,6 +105,8 @@ pub struct Setup {
     pub mock: mock::Config,
     pub bootstrap: Bootstrap,
     pub bridge: bool,
+    /// `Bootstrap::to_json`, unless the configuration comes from elsewhere.
+    pub config: MakeConfig,
 }
 
 impl Default for Setup {
@@ -122,6 +127,7 @@ impl Default for Setup {
                 ..Bootstrap::default()
             },
             bridge: true,
+            config: Box::new(Bootstrap::to_json),
         }
     }
 }
@@ -177,7 +183,8 @@ impl Gateway {
         bootstrap.ingest = ingest;
         bootstrap.bridge = Some(bridge_address);
         let concurrency = setup.concurrency;
-        let envoy = tokio::task::spawn_blocking(move || Envoy::start(bootstrap, concurrency)).await.unwrap().unwrap();
+        let start = move || Envoy::start_with(bootstrap, concurrency, setup.config);
+        let envoy = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
         let mut gateway = Gateway {
             envoy,
             specs: replicas.iter().map(Replica::bridge_spec).collect(),
