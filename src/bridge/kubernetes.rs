@@ -1,7 +1,7 @@
 //! Replicas behind a Kubernetes service, followed through its EndpointSlices: listed once, then watched.
 //!
 //! Only what this needs of the API, over the HTTP client that the bridge has anyway: `list` and `watch` of
-//! `discovery.k8s.io/v1 endpointslices` in one namespace (`envoy/kubernetes-rbac.yaml` allows them). The token is read
+//! `discovery.k8s.io/v1 endpointslices` in one namespace (`envoy/kubernetes/rbac.yaml` allows them). The token is read
 //! again for each request, since Kubernetes rotates it.
 //!
 //! An endpoint is followed from the first time that it is ready until it is gone or terminating: one that fails a
@@ -82,7 +82,7 @@ impl Api {
         let status = response.status();
         if status == reqwest::StatusCode::FORBIDDEN {
             return Err(format!(
-                "may not list endpointslices in {}: see envoy/kubernetes-rbac.yaml",
+                "may not list endpointslices in {}: see envoy/kubernetes/rbac.yaml",
                 service.namespace
             ));
         }

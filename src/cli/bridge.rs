@@ -38,7 +38,7 @@ pub struct Args {
     dns: Vec<NamedReplicas>,
     /// Replicas behind a Kubernetes service, followed through its EndpointSlices: http=http://NAME.NAMESPACE:8000,
     /// model=ID,kv=tcp://NAME.NAMESPACE:5557,… with the keys of --replica but name and address; once for each
-    /// service. The service account must be allowed to list and watch them (envoy/kubernetes-rbac.yaml)
+    /// service. The service account must be allowed to list and watch them (envoy/kubernetes/rbac.yaml)
     #[arg(long = "replica-kubernetes", value_name = "K=V,...", value_parser = NamedReplicas::parse)]
     kubernetes: Vec<NamedReplicas>,
     /// Kubernetes' API where this does not run in the cluster (kubectl proxy)

@@ -6,6 +6,7 @@ mod adapters;
 mod bodies;
 mod conform;
 mod conversations;
+mod deployments;
 mod exact;
 mod fail_open;
 mod faults;
