@@ -153,7 +153,7 @@ impl Job {
     fn one(&mut self, tools: &mut Tools, unix_seconds: u64) -> Result<(), NoKeyReason> {
         match &mut self.stage {
             Stage::Body(body) => {
-                let parsing = Body::parsing(std::mem::take(body))?;
+                let parsing = Body::parsing(std::mem::take(body));
                 self.stage = Stage::Parsing(parsing);
                 Ok(())
             }

@@ -94,9 +94,8 @@ impl Setup {
             let call = Call { template, messages, tools, kwargs, now_unix_seconds, body_bytes };
             self.applying.apply(call).map_err(NoKeyReason::from)
         };
-        let has_media = conversation.messages.iter().any(mentions_media);
         let text = render(conversation.messages)?;
-        if !has_media {
+        if !conversation.has_media {
             return Ok(Rendered { text, open_ended: false });
         }
         let mut end = text.find(MEDIA).ok_or_else(|| unsupported("the template drops media parts"))?;
@@ -197,15 +196,6 @@ fn merge_systems(messages: Vec<Json>) -> Vec<Json> {
 
 fn part_text(part: &Json) -> Option<&str> {
     part.as_str().or_else(|| field(part, "text"))
-}
-
-fn mentions_media(message: &Json) -> bool {
-    let content = message.as_map().and_then(|map| map.get("content"));
-    match content {
-        Some(Json::Str(text)) => text.as_str().contains(MEDIA),
-        Some(Json::Seq(parts)) => parts.0.iter().filter_map(part_text).any(|text| text.contains(MEDIA)),
-        _ => false,
-    }
 }
 
 fn common_prefix(a: &str, b: &str) -> usize {

@@ -9,6 +9,7 @@
 
 pub mod budget;
 mod parse;
+mod string;
 mod value;
 
 pub use parse::{Fault, JsonError, MAX_DEPTH, Parsing, parse, parse_part, parse_within};

@@ -14,6 +14,8 @@ pub const MEDIA: &str = "\u{f8f0}kvroute-media\u{f8f1}";
 pub struct Conversation {
     /// The messages.
     pub messages: Vec<Json>,
+    /// Whether any of them has media.
+    pub has_media: bool,
     /// The same with media parts as the template sees them, where they have a place in it.
     pub with_media: Option<Vec<Json>>,
 }
@@ -35,7 +37,7 @@ pub fn conversation(
         out.push(converted);
     }
     if !media.found {
-        return Ok(Conversation { messages: out, with_media: None });
+        return Ok(Conversation { messages: out, has_media: false, with_media: None });
     }
     let mut with_media = out.clone();
     for (at, original) in media.originals {
@@ -44,7 +46,7 @@ pub fn conversation(
         }
     }
     let with_media = (format == ContentFormat::OpenAi).then_some(with_media);
-    Ok(Conversation { messages: out, with_media })
+    Ok(Conversation { messages: out, has_media: true, with_media })
 }
 
 /// Whether any message has a part that is neither text nor a reference to a tool.

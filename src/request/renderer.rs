@@ -30,8 +30,8 @@ impl Body {
     }
 
     /// Takes a request body that is parsed in steps.
-    pub fn parsing(bytes: Vec<u8>) -> Result<json::Parsing, NoKeyReason> {
-        json::Parsing::new(bytes).map_err(no_json)
+    pub fn parsing(bytes: Vec<u8>) -> json::Parsing {
+        json::Parsing::new(bytes)
     }
 
     /// Parses about `max_bytes` more of it. `None`: there is more to come.

@@ -5,7 +5,7 @@ use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State};
 
 use super::object::Number;
-use super::preprocess::{GENERATION, ITER};
+use super::preprocess::{GENERATION, ITER, STRING};
 use super::python::{JsonStyle, dump_value, write_value_str};
 use super::text::{self, split_kwargs};
 use super::{clock::LocalTime, fuel};
@@ -160,6 +160,9 @@ fn add_filters(env: &mut Environment<'static>) {
     }
     env.add_filter("safe", |value: Value| string_of(&value));
     env.add_filter(ITER, iterated);
+    env.add_filter(STRING, |value: Value| -> Result<Value, Error> {
+        if value.kind() == ValueKind::String { Ok(value) } else { Err(invalid("a sum of a string and something else")) }
+    });
     // Their text is not Python's.
     env.remove_filter("pprint");
 }

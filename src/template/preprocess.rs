@@ -5,6 +5,7 @@
 //! | `\r\n`, `\r` | `\n` | Jinja2 normalises newlines, also inside literals |
 //! | `{% generation %}` … `{% endgeneration %}` | a call block | transformers' own statement; it renders its body |
 //! | `{% raw %}` | `{% raw +%}` | Jinja2's trim_blocks leaves the newline after the *begin* of a raw block |
+//! | `{{ 'a' + EXPR }}` | `{{ 'a' }}{{ (EXPR)\|__str }}` | so that long texts are not copied for each `+`; with a literal in it, a sum is one of strings or an error |
 //! | `{% for x in EXPR %}` | `{% for x in (EXPR)\|__iter %}` | Python refuses to iterate none and numbers, and knows the length of a string |
 //!
 //! Comments, string literals and the bodies of raw blocks are left alone.
@@ -13,6 +14,8 @@
 pub const GENERATION: &str = "__generation";
 /// The filter on what a loop iterates.
 pub const ITER: &str = "__iter";
+/// The filter on what must be a string.
+pub const STRING: &str = "__str";
 
 /// The rewritten source. Without `for_rendering`, loops stay as they are (for looking at the syntax tree).
 pub fn preprocess(source: &str, for_rendering: bool) -> String {
@@ -43,13 +46,33 @@ impl<'a> Scanner<'a> {
                 let end = self.rest.find("#}").map_or(self.rest.len(), |at| at + 2);
                 self.copy(end);
             } else if self.rest.starts_with("{{") {
-                let end = tag_end(self.rest, "}}");
-                self.copy(end);
+                self.expression();
             } else {
                 self.statement();
             }
         }
         self.copy(self.rest.len());
+    }
+
+    fn expression(&mut self) {
+        let end = tag_end(self.rest, "}}");
+        let tag = self.rest.get(..end).unwrap_or(self.rest);
+        let parts = if self.for_rendering { Statement::marks(tag, "{{", "}}") } else { None };
+        let terms = parts.and_then(|(open, body, close)| Some((open, terms(body)?, close)));
+        let Some((open, terms, close)) = terms else {
+            return self.copy(end);
+        };
+        let last = terms.len().saturating_sub(1);
+        for (at, term) in terms.iter().enumerate() {
+            let open = if at == 0 { open } else { "{{" };
+            let close = if at == last { close } else { "}}" };
+            let printed = match is_literal(term) {
+                true => format!("{open} {term} {close}"),
+                false => format!("{open} ({term})|{STRING} {close}"),
+            };
+            self.out.push_str(&printed);
+        }
+        self.rest = self.rest.get(end..).unwrap_or_default();
     }
 
     fn statement(&mut self) {
@@ -99,12 +122,17 @@ struct Statement<'a> {
 }
 
 impl<'a> Statement<'a> {
-    fn split(tag: &'a str) -> Option<Statement<'a>> {
+    /// How a tag begins, what is in it, how it ends.
+    fn marks(tag: &'a str, begin: &str, end: &str) -> Option<(&'a str, &'a str, &'a str)> {
         let marked = |c: Option<char>| matches!(c, Some('-' | '+'));
-        let inner = tag.strip_prefix("{%")?.strip_suffix("%}")?;
+        let inner = tag.strip_prefix(begin)?.strip_suffix(end)?;
         let open = tag.get(..2 + usize::from(marked(inner.chars().next())))?;
         let close = tag.get(tag.len() - 2 - usize::from(marked(inner.chars().next_back()))..)?;
-        let body = tag.get(open.len()..tag.len().checked_sub(close.len())?)?;
+        Some((open, tag.get(open.len()..tag.len().checked_sub(close.len())?)?, close))
+    }
+
+    fn split(tag: &'a str) -> Option<Statement<'a>> {
+        let (open, body, close) = Statement::marks(tag, "{%", "%}")?;
         let trimmed = body.trim_start();
         let word_end = trimmed.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(trimmed.len());
         Some(Statement { open, word: trimmed.get(..word_end)?, after: trimmed.get(word_end..)?, close })
@@ -149,6 +177,41 @@ fn raw_end(text: &str) -> usize {
         from = at + 2;
     }
     text.len()
+}
+
+/// The terms of a sum of which one is a string literal: then all must be strings. `None`: it is no such sum.
+fn terms(text: &str) -> Option<Vec<&str>> {
+    let mut depth = 0usize;
+    let (mut out, mut from) = (Vec::new(), 0);
+    let mut tokens = Tokens { text, at: 0 };
+    loop {
+        let start = tokens.at;
+        match tokens.next() {
+            Some(Token::Open) => depth += 1,
+            Some(Token::Close) => depth = depth.checked_sub(1)?,
+            // What binds weaker than a sum, and the exponents of numbers.
+            Some(Token::Word("if" | "else" | "or" | "and" | "not" | "in" | "is")) if depth == 0 => return None,
+            Some(Token::Word(word)) if depth == 0 && word.starts_with(|c: char| c.is_ascii_digit()) => return None,
+            Some(Token::Other) if depth == 0 => match text.get(start..tokens.at)? {
+                "+" => {
+                    out.push(text.get(from..start)?.trim());
+                    from = tokens.at;
+                }
+                "-" | "*" | "/" | "%" | "~" | "=" | "!" | "<" | ">" | "," | ":" => return None,
+                _ => {}
+            },
+            Some(_) => {}
+            None => break,
+        }
+    }
+    out.push(text.get(from..)?.trim());
+    (out.len() > 1 && out.iter().all(|term| !term.is_empty()) && out.iter().any(|term| is_literal(term))).then_some(out)
+}
+
+/// Whether an expression is one string literal.
+fn is_literal(term: &str) -> bool {
+    let mut tokens = Tokens { text: term, at: 0 };
+    term.starts_with(['\'', '"']) && tokens.next().is_some() && tokens.at == term.len() && term.len() > 1
 }
 
 /// From where to where in ` TARGET in EXPR [if COND] [recursive]` the expression reaches.
@@ -236,13 +299,31 @@ mod tests {
             ("{% for x in [1 if a else 2] recursive %}", "{% for x in ( [1 if a else 2] )|__iter recursive %}"),
             ("{% for x in y['%}'] %}", "{% for x in ( y['%}'] )|__iter %}"),
             ("{{ {'a': {'b': 1}} }}{% format %}", "{{ {'a': {'b': 1}} }}{% format %}"),
+            ("{{- 'a' + b.c + '\\n' -}}", "{{- 'a' }}{{ (b.c)|__str }}{{ '\\n' -}}"),
+            ("{{ x|trim + \"+\" }}", "{{ (x|trim)|__str }}{{ \"+\" }}"),
+            ("{{ f('a' + b) + 'c' }}", "{{ (f('a' + b))|__str }}{{ 'c' }}"),
+            ("{{ a + b }}{{ 'a' + b if c }}{{ 'a' + b == c }}", "{{ a + b }}{{ 'a' + b if c }}{{ 'a' + b == c }}"),
+            ("{{ 'a' + b ~ c }}{{ 'a' + 1e+5 }}{{ 'a' + }}", "{{ 'a' + b ~ c }}{{ 'a' + 1e+5 }}{{ 'a' + }}"),
+            ("{{ 'a' + b, 'c' }}{{ ('a' + b) }}", "{{ 'a' + b, 'c' }}{{ ('a' + b) }}"),
             ("{% set x = \"it's\" %}{% raw %}", "{% set x = \"it's\" %}{% raw +%}"),
         ];
         for (source, expected) in cases {
             assert_eq!(preprocess(source, true), expected);
         }
         assert_eq!(preprocess("{% for m in messages %}", false), "{% for m in messages %}");
-        for cut in ["{%", "{{ 'a", "{% raw %} {%", "{% for x in", "{#", "{%-%}", "{%+", "{% for %}"] {
+        for cut in [
+            "{%",
+            "{{ 'a",
+            "{% raw %} {%",
+            "{% for x in",
+            "{#",
+            "{%-%}",
+            "{%+",
+            "{% for %}",
+            "{{-}}",
+            "{{ 'a' +",
+            "{{+",
+        ] {
             preprocess(cut, true);
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::budget::{self, Budget};
+use super::string::{Stop, Unescaped, plain_prefix};
 use super::{Json, JsonMap, JsonSeq, Text};
 
 /// Arrays and objects may nest this deep.
@@ -53,20 +54,12 @@ pub fn parse_part(bytes: &[u8]) -> Result<Json, JsonError> {
 
 /// Parses a whole text.
 pub fn parse_within(bytes: &[u8], budget: &mut Budget) -> Result<Json, JsonError> {
-    let text = utf8(bytes)?;
-    let mut parser = Parser { text, bytes: text.as_bytes(), state: State::new(*budget) };
+    let bytes = bytes.strip_prefix(BOM).unwrap_or(bytes);
+    let mut parser = Parser { bytes, state: State::new(*budget) };
     let value = parser.run(usize::MAX);
     *budget = parser.state.budget;
     // Without a limit there is nothing to go on with.
     value?.ok_or_else(|| parser.error("the text ends inside a value"))
-}
-
-fn utf8(bytes: &[u8]) -> Result<&str, JsonError> {
-    let body = bytes.strip_prefix(BOM).unwrap_or(bytes);
-    std::str::from_utf8(body).map_err(|error| {
-        let what = format!("invalid UTF-8 at byte {}", error.valid_up_to());
-        JsonError { fault: Fault::Syntax, what }
-    })
 }
 
 const BOM: &[u8] = b"\xef\xbb\xbf";
@@ -74,22 +67,18 @@ const BOM: &[u8] = b"\xef\xbb\xbf";
 /// A body that is parsed in steps; comes to the same as [`parse`].
 #[derive(Debug)]
 pub struct Parsing {
-    text: String,
+    text: Vec<u8>,
     state: State,
 }
 
 impl Parsing {
     /// Takes the body.
-    pub fn new(mut bytes: Vec<u8>) -> Result<Parsing, JsonError> {
-        if bytes.starts_with(BOM) {
-            bytes.drain(..BOM.len());
+    pub fn new(mut text: Vec<u8>) -> Parsing {
+        if text.starts_with(BOM) {
+            text.drain(..BOM.len());
         }
-        let text = match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(error) => return Err(utf8(error.as_bytes()).err().unwrap_or_default()),
-        };
         let state = State::new(Budget::of(text.len()));
-        Ok(Parsing { text, state })
+        Parsing { text, state }
     }
 
     /// Bytes of the whole text.
@@ -106,7 +95,7 @@ impl Parsing {
     pub fn step(&mut self, max_bytes: usize) -> Result<Option<Json>, JsonError> {
         let state = std::mem::take(&mut self.state);
         let limit = state.at.saturating_add(max_bytes.max(1));
-        let mut parser = Parser { text: &self.text, bytes: self.text.as_bytes(), state };
+        let mut parser = Parser { bytes: &self.text, state };
         let done = parser.run(limit);
         self.state = parser.state;
         done
@@ -123,8 +112,8 @@ struct State {
     items: Vec<Json>,
     entries: Vec<(Text, Json)>,
     /// A string with escapes, as far as it is read.
-    string: Option<String>,
-    scratch: String,
+    string: Option<Unescaped>,
+    scratch: Unescaped,
     budget: Budget,
 }
 
@@ -147,7 +136,6 @@ enum Open {
 }
 
 struct Parser<'a> {
-    text: &'a str,
     bytes: &'a [u8],
     state: State,
 }
@@ -431,7 +419,8 @@ impl<'a> Parser<'a> {
                 return Err(self.error("not a JSON number"));
             }
         }
-        let text = self.text.get(start..self.state.at).unwrap_or_default();
+        let text = self.bytes.get(start..self.state.at).unwrap_or_default();
+        let text = std::str::from_utf8(text).unwrap_or_default();
         if is_float {
             return text.parse().map(Json::Float).map_err(|_| self.error("not a JSON number"));
         }
@@ -452,17 +441,19 @@ impl<'a> Parser<'a> {
     fn string(&mut self, limit: usize) -> Result<Option<Text>, JsonError> {
         self.state.at += 1;
         let start = self.state.at;
-        self.plain_run()?;
+        let rest = self.bytes.get(start..).unwrap_or_default();
+        self.state.at += plain_prefix(rest);
+        self.at_special()?;
+        let plain = self.bytes.get(start..self.state.at).unwrap_or_default();
         if self.peek() == Some(b'"') {
-            let text = self.text.get(start..self.state.at).unwrap_or_default();
+            let text = Text::from(self.utf8(plain)?);
             self.state.at += 1;
-            let text = Text::from(text);
             self.take(text.overhead())?;
             return Ok(Some(text));
         }
         let mut out = std::mem::take(&mut self.state.scratch);
         out.clear();
-        out.push_str(self.text.get(start..self.state.at).unwrap_or_default());
+        out.extend(plain);
         self.state.string = Some(out);
         self.rest_of_string(limit)
     }
@@ -474,7 +465,7 @@ impl<'a> Parser<'a> {
             self.state.string = Some(out);
             return Ok(None);
         }
-        let text = Text::from(out.as_str());
+        let text = Text::from(self.utf8(out.bytes())?);
         self.take(text.overhead())?;
         // Kept for the next string, unless one long string would hold the memory for the rest of the body.
         if out.capacity() <= 64 * 1024 {
@@ -483,10 +474,13 @@ impl<'a> Parser<'a> {
         Ok(Some(text))
     }
 
-    /// Passes over bytes that stand for themselves.
-    fn plain_run(&mut self) -> Result<(), JsonError> {
-        let rest = self.bytes.get(self.state.at..).unwrap_or_default();
-        self.state.at += plain_prefix(rest);
+    /// Only strings hold other bytes than those of ASCII, so this is where they are looked at, once.
+    fn utf8<'b>(&self, string: &'b [u8]) -> Result<&'b str, JsonError> {
+        std::str::from_utf8(string).map_err(|_| self.error("invalid UTF-8 in the string before"))
+    }
+
+    /// After bytes that stand for themselves.
+    fn at_special(&self) -> Result<(), JsonError> {
         match self.peek() {
             Some(b'"' | b'\\') => Ok(()),
             Some(_) => Err(self.error("a control character in a string")),
@@ -494,34 +488,29 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Stands at a quote, which ends it, or at a backslash. `false`: it stopped at the limit.
-    fn escaped(&mut self, out: &mut String, limit: usize) -> Result<bool, JsonError> {
+    /// Goes on to the end of a string. `false`: it stopped at the limit.
+    fn escaped(&mut self, out: &mut Unescaped, limit: usize) -> Result<bool, JsonError> {
         loop {
-            if self.eat(b'"') {
-                return Ok(true);
-            }
-            if self.state.at >= limit {
-                return Ok(false);
+            let start = self.state.at;
+            let rest = self.bytes.get(start..).unwrap_or_default();
+            let (read, stop) = out.read(rest, limit.saturating_sub(start));
+            self.state.at += read;
+            match stop {
+                Stop::Quote => {
+                    self.state.at += 1;
+                    return Ok(true);
+                }
+                Stop::Backslash if self.state.at >= limit => return Ok(false),
+                Stop::Backslash => {}
+                Stop::Other => return self.at_special().map(|()| false),
             }
             self.state.at += 1; // the backslash
-            let simple = match self.peek() {
-                Some(b'"') => '"',
-                Some(b'\\') => '\\',
-                Some(b'/') => '/',
-                Some(b'b') => '\u{8}',
-                Some(b'f') => '\u{c}',
-                Some(b'n') => '\n',
-                Some(b'r') => '\r',
-                Some(b't') => '\t',
-                Some(b'u') => self.unicode()?,
+            match self.peek() {
+                Some(b'u') => out.push(self.unicode()?),
                 Some(_) => return Err(self.error("an unknown escape")),
                 None => return Err(self.error("the text ends inside a string")),
-            };
+            }
             self.state.at += 1;
-            out.push(simple);
-            let start = self.state.at;
-            self.plain_run()?;
-            out.push_str(self.text.get(start..self.state.at).unwrap_or_default());
         }
     }
 
@@ -557,28 +546,4 @@ impl<'a> Parser<'a> {
         self.state.at += 4;
         Ok(code)
     }
-}
-
-/// How many bytes from the start are none of `"`, `\` and control characters. Eight at a time.
-fn plain_prefix(bytes: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x8080_8080_8080_8080;
-    let mut passed = 0;
-    let mut chunks = bytes.chunks_exact(8);
-    for chunk in &mut chunks {
-        let word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
-        let quote = word ^ (ONES * b'"' as u64);
-        let backslash = word ^ (ONES * b'\\' as u64);
-        // The lowest marked byte is always right; a borrow can only mark bytes above it.
-        let marked = (word.wrapping_sub(ONES * 0x20) & !word)
-            | (quote.wrapping_sub(ONES) & !quote)
-            | (backslash.wrapping_sub(ONES) & !backslash);
-        let marked = marked & HIGH;
-        if marked != 0 {
-            return passed + (marked.trailing_zeros() >> 3) as usize;
-        }
-        passed += 8;
-    }
-    let tail = chunks.remainder();
-    passed + tail.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f)).unwrap_or(tail.len())
 }

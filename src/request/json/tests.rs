@@ -120,7 +120,7 @@ fn in_one(text: &[u8]) -> Result<String, JsonError> {
 }
 
 fn in_steps(text: &[u8], bytes: usize) -> Result<String, JsonError> {
-    let mut parsing = Parsing::new(text.to_vec())?;
+    let mut parsing = Parsing::new(text.to_vec());
     loop {
         if let Some(value) = parsing.step(bytes)? {
             return Ok(repr(&value));
@@ -167,7 +167,7 @@ fn a_step_does_not_do_everything() {
     let many = format!("[{}1]", "\"text\", ".repeat(10_000));
     let long = format!("[\"{}\"]", "line\\n".repeat(10_000));
     for text in [many, long] {
-        let mut parsing = Parsing::new(text.clone().into_bytes()).unwrap();
+        let mut parsing = Parsing::new(text.clone().into_bytes());
         let mut steps = 0;
         while parsing.step(1000).unwrap().is_none() {
             steps += 1;
