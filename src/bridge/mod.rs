@@ -19,7 +19,7 @@
 //! | [`replica`], [`registry`] | one replica at run time; all of them |
 //! | [`discovery`], [`dns`], [`kubernetes`] | which replicas there are |
 //! | [`hub`], [`shards`] | the sequence of batches; the state for snapshots |
-//! | [`push`], [`serve`] | the way out |
+//! | [`push`], [`serve`], [`tls`] | the way out |
 //! | [`checkpoint`] | the caches on disk |
 //! | [`recording`] | what the engines said, in a file and back |
 //!
@@ -43,6 +43,7 @@ pub mod serve;
 pub mod shards;
 pub mod source;
 pub mod stream;
+pub mod tls;
 pub mod trust;
 pub mod wire;
 pub mod zmtp;
@@ -60,6 +61,7 @@ use dns::NamedReplicas;
 use hub::Hub;
 use push::Envoy;
 use registry::Registry;
+use tls::{TlsFiles, TlsListener};
 
 /// How a bridge runs.
 #[derive(Clone, Debug)]
@@ -70,6 +72,8 @@ pub struct BridgeConfig {
     pub secret: String,
     /// Where snapshots and metrics are served.
     pub listen: SocketAddr,
+    /// Certificates, for Envoys on other hosts: shown to `https` ingest listeners, and asked of whoever connects.
+    pub tls: Option<TlsFiles>,
     /// The deployment's seed of block hashes.
     pub hash_seed: String,
     /// Replicas of the command line.
@@ -104,6 +108,7 @@ impl Default for BridgeConfig {
             envoys: Vec::new(),
             secret: String::new(),
             listen: ([127, 0, 0, 1], 7070).into(),
+            tls: None,
             hash_seed: String::new(),
             replicas: Vec::new(),
             file: None,
@@ -135,12 +140,14 @@ impl Bridge {
     pub async fn start(config: BridgeConfig) -> Result<Bridge, String> {
         let mut discovery = Discovery::new(&config)?;
         let wanted = discovery.replicas().await?;
-        let client = reqwest::Client::builder()
-            .connect_timeout(Duration::from_secs(2))
-            .tcp_nodelay(true)
-            .no_proxy()
-            .build()
-            .map_err(|e| e.to_string())?;
+        let builder =
+            || reqwest::Client::builder().connect_timeout(Duration::from_secs(2)).tcp_nodelay(true).no_proxy();
+        let client = builder().build().map_err(|e| e.to_string())?;
+        // Engines are asked by the one, Envoys by the other.
+        let to_envoy = match &config.tls {
+            Some(files) => files.client(builder())?.build().map_err(|e| e.to_string())?,
+            None => client.clone(),
+        };
         let listener =
             TcpListener::bind(config.listen).await.map_err(|e| format!("cannot listen on {}: {e}", config.listen))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
@@ -151,15 +158,18 @@ impl Bridge {
         let envoys: Vec<_> = config.envoys.iter().map(|url| Envoy::new(url, &config.secret)).collect();
         let mut tasks = Vec::new();
         for envoy in &envoys {
-            tasks.push(tokio::spawn(envoy.clone().run(hub.clone(), client.clone())));
+            tasks.push(tokio::spawn(envoy.clone().run(hub.clone(), to_envoy.clone())));
         }
         let shown = serve::Shown { secret: config.secret.clone(), hub, envoys, registry: registry.clone() };
         let routes = serve::routes(Arc::new(shown));
-        tasks.push(tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, routes).await {
-                tracing::error!("listener: {error}");
+        let ended = |end: std::io::Result<()>| end.unwrap_or_else(|error| tracing::error!("listener: {error}"));
+        match &config.tls {
+            Some(files) => {
+                let listener = TlsListener::new(listener, files)?;
+                tasks.push(tokio::spawn(async move { ended(axum::serve(listener, routes).await) }));
             }
-        }));
+            None => tasks.push(tokio::spawn(async move { ended(axum::serve(listener, routes).await) })),
+        }
         if let Some(path) = config.checkpoint.clone() {
             let (registry, seed, every) = (registry.clone(), config.hash_seed.clone(), config.checkpoint_every);
             tasks.push(tokio::spawn(async move {

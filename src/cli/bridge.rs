@@ -12,12 +12,15 @@ use anyhow::{Context, bail, ensure};
 use super::table::say;
 use crate::bridge::config::ReplicaSpec;
 use crate::bridge::dns::NamedReplicas;
+use crate::bridge::tls::TlsFiles;
 use crate::bridge::{Bridge, BridgeConfig};
 
 const EXAMPLES: &str = r#"Examples:
   KVROUTE_SECRET=… kvroute bridge --envoy http://127.0.0.1:10100 \
     --replica name=r0,http=http://10.0.0.1:8000,model=m,kv=tcp://10.0.0.1:5557,replay=tcp://10.0.0.1:5558
-  kvroute bridge --envoy http://127.0.0.1:10100 --secret-file secret --config replicas.yaml --checkpoint caches"#;
+  kvroute bridge --envoy http://127.0.0.1:10100 --secret-file secret --config replicas.yaml --checkpoint caches
+  kvroute bridge --envoy https://10.0.0.9:10101 --listen 10.0.0.5:7070 --tls-cert bridge.pem --tls-key bridge.key \
+    --tls-ca ca.pem --secret-file secret --config replicas.yaml"#;
 
 /// Follows the replicas' KV events and feeds them to Envoy.
 ///
@@ -25,7 +28,7 @@ const EXAMPLES: &str = r#"Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Ingest listener of an Envoy, http://HOST:PORT; once for each Envoy
+    /// Ingest listener of an Envoy, http://HOST:PORT, or https:// with --tls-cert; once for each Envoy
     #[arg(long = "envoy", value_name = "URL", required = true)]
     envoys: Vec<String>,
     /// A replica: name=r0,http=http://10.0.0.1:8000,model=ID,kv=tcp://10.0.0.1:5557[,replay=tcp://10.0.0.1:5558]
@@ -56,6 +59,16 @@ pub struct Args {
     /// Where snapshots and metrics are served
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070")]
     listen: SocketAddr,
+    /// Certificate of the bridge in PEM, for Envoys on other hosts (envoy/mtls.yaml): it is shown to their ingest
+    /// listeners, and whoever connects to --listen must show one, too
+    #[arg(long, value_name = "FILE", requires = "tls_key", requires = "tls_ca")]
+    tls_cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// The CA that signed the certificates of the Envoys
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
     /// The deployment's hash_seed, as in the filter's configuration
     #[arg(long, default_value = "", value_name = "TEXT")]
     hash_seed: String,
@@ -123,10 +136,15 @@ impl Args {
             let is_url = url.starts_with("http://") || url.starts_with("https://");
             ensure!(is_url, "--envoy {url}: write http://HOST:PORT");
         }
+        let tls = match (self.tls_cert, self.tls_key, self.tls_ca) {
+            (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { ca, cert, key }),
+            _ => None,
+        };
         Ok(BridgeConfig {
             envoys: self.envoys,
             secret,
             listen: self.listen,
+            tls,
             hash_seed: self.hash_seed,
             replicas: self.replicas,
             file: self.config,

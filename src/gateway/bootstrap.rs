@@ -38,6 +38,8 @@ pub struct Bootstrap {
     pub replicas: Vec<SocketAddr>,
     /// The bridge's snapshot server; `None`: no feed, replicas must stand in `router`.
     pub bridge: Option<SocketAddr>,
+    /// For a bridge on another host; `None`: it is on this one.
+    pub tls: Option<Tls>,
     /// Shared by router, ingest, admin and bridge.
     pub secret: String,
     /// The router's plugin configuration; `role`, `secret` and `bridge` are filled in where absent.
@@ -63,6 +65,49 @@ pub struct Bootstrap {
     pub cluster: Value,
 }
 
+/// Certificates between Envoy and a bridge on another host (`envoy/mtls.yaml`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// Where the bridge posts.
+    pub ingest: SocketAddr,
+    /// The CA that signed the bridge's certificate, in PEM.
+    pub ca: PathBuf,
+    /// Envoy's certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The name in the bridge's certificate.
+    pub bridge_name: String,
+}
+
+impl Tls {
+    fn context(&self) -> Value {
+        let file = |path: &Path| json!({"filename": path});
+        json!({
+            "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+            "tls_certificates": [{"certificate_chain": file(&self.cert), "private_key": file(&self.key)}],
+            "validation_context": {
+                "trusted_ca": file(&self.ca),
+                "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": self.bridge_name}}],
+            },
+        })
+    }
+
+    /// For the ingest listener: the bridge must show its certificate.
+    pub fn downstream(&self) -> Value {
+        let message = "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
+        let config = json!({"require_client_certificate": true, "common_tls_context": self.context()});
+        json!({"name": "envoy.transport_sockets.tls", "typed_config": typed(message, config)})
+    }
+
+    /// For the cluster of the bridge: Envoy shows its own.
+    pub fn upstream(&self) -> Value {
+        let message = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
+        let config = json!({"sni": self.bridge_name, "common_tls_context": self.context()});
+        json!({"name": "envoy.transport_sockets.tls", "typed_config": typed(message, config)})
+    }
+}
+
 impl Default for Bootstrap {
     fn default() -> Self {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -75,6 +120,7 @@ impl Default for Bootstrap {
             admin: any,
             replicas: Vec::new(),
             bridge: None,
+            tls: None,
             secret: "kvroute-secret".into(),
             router: json!({}),
             others: Vec::new(),
@@ -133,7 +179,11 @@ impl Bootstrap {
     pub fn to_json(&self, dir: &Path) -> Value {
         let mut clusters = vec![self.replica_cluster()];
         if let Some(bridge) = self.bridge {
-            clusters.push(cluster(BRIDGE, &[bridge], json!({"connect_timeout": "1s"})));
+            let mut fields = json!({"connect_timeout": "1s"});
+            if let Some(tls) = &self.tls {
+                fields["transport_socket"] = tls.upstream();
+            }
+            clusters.push(cluster(BRIDGE, &[bridge], fields));
         }
         let mut bootstrap = json!({
             "node": {"id": "kvroute", "cluster": "kvroute"},
@@ -195,6 +245,13 @@ impl Bootstrap {
             self.public.iter().enumerate().map(|(i, at)| self.public_listener(i, *at, dir)).collect();
         if self.balancing == Balancing::Kvroute {
             listeners.push(self.ingest_listener());
+            if let Some(tls) = &self.tls {
+                let mut outside = self.ingest_listener();
+                outside["name"] = "kvroute_ingest_tls".into();
+                outside["address"] = address(tls.ingest);
+                outside["filter_chains"][0]["transport_socket"] = tls.downstream();
+                listeners.push(outside);
+            }
         }
         listeners
     }

@@ -22,7 +22,7 @@ mod bootstrap;
 mod http;
 mod process;
 
-pub use bootstrap::{Balancing, Bootstrap, default_wasm};
+pub use bootstrap::{Balancing, Bootstrap, Tls, default_wasm};
 pub use process::{Envoy, envoy_binary, free_address};
 
 #[cfg(test)]

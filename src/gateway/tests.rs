@@ -2,7 +2,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::{Balancing, Bootstrap};
+use super::{Balancing, Bootstrap, Tls};
 use crate::config::Config;
 
 fn bootstrap() -> Bootstrap {
@@ -40,4 +40,26 @@ fn a_baseline_has_neither_filter_nor_ingest() {
     assert!(!text.contains("wasm.v3"));
     assert!(!text.contains("kvroute_ingest"));
     assert!(text.contains("RoundRobin"));
+}
+
+/// `envoy/mtls.yaml` shows what a gateway with a bridge on another host runs with.
+#[test]
+fn the_example_of_certificates_is_what_runs() {
+    let example: serde_json::Value = serde_norway::from_str(include_str!("../../envoy/mtls.yaml")).unwrap();
+    let tls = Tls {
+        ingest: "0.0.0.0:10101".parse().unwrap(),
+        ca: "/etc/kvroute/tls/ca.pem".into(),
+        cert: "/etc/kvroute/tls/envoy.pem".into(),
+        key: "/etc/kvroute/tls/envoy.key".into(),
+        bridge_name: "kvroute-bridge".into(),
+    };
+    let json = Bootstrap { tls: Some(tls), ..bootstrap() }.to_json(Path::new("/d"));
+    let listeners = json["static_resources"]["listeners"].as_array().unwrap();
+    let ingest = listeners.iter().find(|l| l["name"] == "kvroute_ingest_tls").unwrap();
+    assert_eq!(ingest["filter_chains"][0]["transport_socket"], example["kvroute_ingest_tls"]);
+    let port = &example["address"]["socket_address"];
+    assert_eq!(&ingest["address"]["socket_address"], port);
+    let clusters = json["static_resources"]["clusters"].as_array().unwrap();
+    let bridge = clusters.iter().find(|c| c["name"] == "kvroute_bridge").unwrap();
+    assert_eq!(bridge["transport_socket"], example["kvroute_bridge"]);
 }

@@ -140,9 +140,15 @@ pub struct BridgeProcess {
 }
 
 impl BridgeProcess {
-    pub fn start(replicas: &[String], ingest: SocketAddr, address: SocketAddr, secret: &str) -> BridgeProcess {
+    pub fn start(
+        replicas: &[String],
+        ingest: &str,
+        address: SocketAddr,
+        secret: &str,
+        more: &[String],
+    ) -> BridgeProcess {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvroute"));
-        command.args(["bridge", "--envoy", &format!("http://{ingest}"), "--listen", &address.to_string()]);
+        command.args(["bridge", "--envoy", ingest, "--listen", &address.to_string()]).args(more);
         for replica in replicas {
             command.args(["--replica", replica]);
         }
@@ -205,9 +211,17 @@ impl Gateway {
         self.bridge = Some(self.another_bridge(self.bridge_address));
     }
 
+    /// The same with further arguments, and another way to the ingest listener. Gives where it serves.
+    pub fn start_bridge_with(&mut self, ingest: &str, more: &[String]) -> SocketAddr {
+        let secret = &self.envoy.bootstrap().secret;
+        self.bridge = Some(BridgeProcess::start(&self.specs, ingest, self.bridge_address, secret, more));
+        self.bridge_address
+    }
+
     /// A bridge for the same replicas and the same Envoy.
     pub fn another_bridge(&self, address: SocketAddr) -> BridgeProcess {
-        BridgeProcess::start(&self.specs, self.envoy.ingest(), address, &self.envoy.bootstrap().secret)
+        let ingest = format!("http://{}", self.envoy.ingest());
+        BridgeProcess::start(&self.specs, &ingest, address, &self.envoy.bootstrap().secret, &[])
     }
 
     /// The bridge dies without a word.

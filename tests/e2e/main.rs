@@ -13,5 +13,6 @@ mod faults;
 mod feed;
 mod harness;
 mod look;
+mod mtls;
 mod slices;
 mod steering;
