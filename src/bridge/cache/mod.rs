@@ -8,7 +8,7 @@
 //! * The same block can be stored several times (vLLM stores the generated tail of identical requests once per
 //!   request, and removes it as often), so references are counted per tier and attention group.
 //! * Blocks counted before a gap that was not filled are *unconfirmed*, a tier of its own in the feed, until an event
-//!   or [a request](hearsay) speaks for them or against them.
+//!   or a request (`hearsay`) speaks for them or against them.
 //! * The changes of a batch are looked at once, at its end: groups announce the same blocks one after another.
 
 mod groups;
