@@ -192,3 +192,51 @@ fn several_packs_in_one_file_and_in_the_filter() {
     assert!(said.contains("two packs have the name \"a\"; give one another --name"), "{said}");
     assert_eq!(kvroute(&["pack", "-o", &all]).0, 2, "nothing to pack");
 }
+
+/// A tokenizer over bytes with two merges, whose words are cut by this pattern.
+fn byte_tokenizer(pattern: &str) -> String {
+    let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let others = (0..256).filter(|byte| !printable(*byte)).zip(256..);
+    let characters: std::collections::HashMap<u32, u32> =
+        (0..256).filter(|byte| printable(*byte)).map(|byte| (byte, byte)).chain(others).collect();
+    let mut vocab = serde_json::Map::new();
+    for byte in 0..256 {
+        vocab.insert(char::from_u32(characters[&byte]).unwrap().to_string(), byte.into());
+    }
+    vocab.extend([("he".to_owned(), 256.into()), ("ll".to_owned(), 257.into())]);
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "post_processor": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [["h", "e"], ["l", "l"]]},
+    })
+    .to_string()
+}
+
+#[test]
+fn a_pipeline_that_is_not_understood_is_said_and_texts_are_compared_with_the_crate() {
+    const KNOWN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let dir = Dir::new("verify");
+    let texts = [dir.put("a.txt", "hello, hello: 12 \u{e9}\n"), dir.put("b.txt", "  e\u{301} \t\r\n")];
+    for (pattern, engine) in [(KNOWN, "compact"), (r"\w+|\W+", "tokenizer.json")] {
+        let model = dir.model("m", true, true);
+        dir.put("m/tokenizer.json", byte_tokenizer(pattern));
+        let out = dir.at("m.pack");
+        let (code, said, errors) = kvroute(&["pack", &model, "-o", &out, "--verify", &texts[0], &texts[1]]);
+        assert_eq!(code, 0, "{errors}");
+        for text in &texts {
+            assert!(said.contains(&format!("{text}: ")) && said.contains("all equal to those of the tokenizers crate"));
+        }
+        assert!(said.contains(&format!("tokenizer    {engine}, ")), "{said}");
+        let noted = said.contains(r#"by the tokenizers crate, slower: pre_tokenizer: no scanner for ["\\w+|\\W+"]"#);
+        assert_eq!(noted, engine == "tokenizer.json", "{said}");
+    }
+    let nowhere = dir.at("nowhere.txt");
+    let said = refused(&dir, &[&dir.at("m"), "--verify", &nowhere]);
+    assert!(said.contains("nowhere.txt"), "{said}");
+}
