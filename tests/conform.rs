@@ -112,10 +112,13 @@ async fn without_render(engine: String) -> String {
         let status = StatusCode::from_u16(answer.status().as_u16()).unwrap();
         (status, answer.bytes().await.unwrap())
     };
-    let routes = Router::new()
-        .route("/tokenize", post(forward))
-        .route("/version", get(async || r#"{"version": "0.22.1"}"#))
-        .fallback(async || (StatusCode::NOT_FOUND, r#"{"detail": "Not Found"}"#));
+    let version = get(async || r#"{"version": "0.22.1"}"#);
+    serve(Router::new().route("/tokenize", post(forward)).route("/version", version)).await
+}
+
+/// An engine that knows these routes and no others.
+async fn serve(routes: Router) -> String {
+    let routes = routes.fallback(async || (StatusCode::NOT_FOUND, r#"{"detail": "Not Found"}"#));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, routes).await });
@@ -156,13 +159,7 @@ async fn sglang(cases: Vec<Value>) -> String {
         let ids = &case["token_ids"];
         json!({"tokens": ids, "count": ids.as_array().unwrap().len(), "max_model_len": 40960}).to_string()
     };
-    let routes = Router::new()
-        .route("/tokenize", post(tokenize))
-        .fallback(async || (StatusCode::NOT_FOUND, r#"{"detail": "Not Found"}"#));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, routes).await });
-    url
+    serve(Router::new().route("/tokenize", post(tokenize))).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
