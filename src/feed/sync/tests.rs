@@ -305,12 +305,18 @@ fn what_an_older_answer_says_of_a_replica_is_not_believed() {
     assert_eq!((reasons[&1].as_str(), reasons[&2].as_str()), ("b", "c"));
 }
 
-#[test]
-fn after_a_gap_nothing_is_thrown_away_and_everything_is_pulled() {
+/// A worker that has applied the bridge's first batch, a replica with three blocks, and is not synced.
+fn begun() -> (Bridge, Sync, Plain) {
     let (mut bridge, mut sync, mut plain) = (Bridge::new(1), Sync::new(SyncSettings::default()), Plain::default());
     let first = bridge.batch(vec![Record::Replica(info(1)), stored(1, &[1, 2, 3])]);
     sync.on_frame(&first, Time(1));
     work(&mut sync, &mut plain, 1);
+    (bridge, sync, plain)
+}
+
+#[test]
+fn after_a_gap_nothing_is_thrown_away_and_everything_is_pulled() {
+    let (mut bridge, mut sync, mut plain) = begun();
     pull_all(&mut sync, &mut plain, &bridge, 1);
     bridge.batch(vec![removed(1, &[2])]);
     let third = bridge.batch(vec![stored(1, &[9])]);
@@ -361,10 +367,7 @@ fn an_answer_waits_for_its_batch_and_later_batches_are_applied_on_top() {
 
 #[test]
 fn an_answer_older_than_a_clear_is_asked_for_again() {
-    let (mut bridge, mut sync, mut plain) = (Bridge::new(1), Sync::new(SyncSettings::default()), Plain::default());
-    let first = bridge.batch(vec![Record::Replica(info(1)), stored(1, &[1, 2, 3])]);
-    sync.on_frame(&first, Time(1));
-    work(&mut sync, &mut plain, 1);
+    let (mut bridge, mut sync, mut plain) = begun();
     let pull = asks_for_the_first_drawer(&mut sync, &mut plain, &bridge, 1);
     let answer = bridge.reply(pull, 100);
     let second = bridge.batch(vec![Record::Cleared(FeedReplicaId(1)), stored(1, &[3])]);
@@ -380,10 +383,7 @@ fn an_answer_older_than_a_clear_is_asked_for_again() {
 
 #[test]
 fn an_answer_from_before_a_gap_is_not_used() {
-    let (mut bridge, mut sync, mut plain) = (Bridge::new(1), Sync::new(SyncSettings::default()), Plain::default());
-    let first = bridge.batch(vec![Record::Replica(info(1)), stored(1, &[1, 2, 3])]);
-    sync.on_frame(&first, Time(1));
-    work(&mut sync, &mut plain, 1);
+    let (mut bridge, mut sync, mut plain) = begun();
     let pull = asks_for_the_first_drawer(&mut sync, &mut plain, &bridge, 1);
     let answer = bridge.reply(pull, 100);
     bridge.batch(vec![removed(1, &[1])]);
