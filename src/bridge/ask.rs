@@ -19,14 +19,23 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(2);
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 
+/// The path that tells.
+pub(super) const PATH: &str = "/kv_event_sources";
+
+/// Where one data-parallel rank publishes, as it says itself.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-struct Answer {
-    enable_kv_cache_events: bool,
-    publisher: Option<String>,
-    endpoint: Option<String>,
-    replay_endpoint: Option<String>,
-    topic: Option<String>,
+pub struct Answer {
+    /// `--kv-events-config` has it.
+    pub enable_kv_cache_events: bool,
+    /// `zmq`, or `null` for nowhere.
+    pub publisher: Option<String>,
+    /// Where events are published; `*` is every address of its host.
+    pub endpoint: Option<String>,
+    /// Where they can be asked for again.
+    pub replay_endpoint: Option<String>,
+    /// Their first frame.
+    pub topic: Option<String>,
 }
 
 impl Answer {
@@ -52,7 +61,7 @@ impl Answer {
 
 /// Asks for ever; follows what is named until another source is. Ends when it is aborted.
 pub async fn run(client: reqwest::Client, replica: Arc<Replica>) {
-    let url = format!("{}/kv_event_sources", replica.spec.http.trim_end_matches('/'));
+    let url = format!("{}{PATH}", replica.spec.http.trim_end_matches('/'));
     let address = replica.spec.http.split_once("://").map_or("", |(_, rest)| rest);
     let authority = address.split('/').next().unwrap_or("");
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).to_owned();

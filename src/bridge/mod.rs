@@ -14,7 +14,7 @@
 //! | [`trust`] | how far that can be trusted |
 //! | [`stream`] | the four together, without sockets |
 //! | [`source`] | the sockets of one stream |
-//! | [`ask`] | where an engine publishes, by its own word |
+//! | [`ask`], [`facts`] | where an engine publishes, and the rest that it says of itself |
 //! | [`scrape`] | load from metrics |
 //! | [`replica`], [`registry`] | one replica at run time; all of them |
 //! | [`discovery`], [`dns`], [`kubernetes`] | which replicas there are |
@@ -32,6 +32,7 @@ pub mod config;
 pub mod cursor;
 pub mod discovery;
 pub mod dns;
+pub mod facts;
 pub mod hub;
 pub mod kubernetes;
 pub mod push;

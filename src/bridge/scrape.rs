@@ -92,6 +92,14 @@ pub fn parse(page: &str, rank: u32) -> Reading {
     reading
 }
 
+/// The labels of `cache_config_info`: the engine's flags of its cache. `None`: the page has none.
+pub fn cache_config(page: &str) -> Option<BTreeMap<String, String>> {
+    let samples = page.lines().filter_map(sample);
+    let config = samples.filter(|(name, _, _)| name.ends_with(":cache_config_info")).map(|(_, labels, _)| labels);
+    let owned = |labels: Vec<(&str, &str)>| labels.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+    config.map(owned).next()
+}
+
 type Sample<'a> = (&'a str, Vec<(&'a str, &'a str)>, f64);
 
 /// One line of the text format: name, labels, value.

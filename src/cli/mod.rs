@@ -6,6 +6,7 @@ mod check_config;
 mod conform;
 mod demo;
 mod explain;
+mod hub;
 mod inspect;
 mod load;
 mod mock_replica;

@@ -9,28 +9,37 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 
+use super::hub::{ModelFiles, model_files};
 use super::table::say;
 use crate::pack::build::{self, BuildOptions, SourceOptions};
 use crate::pack::{Pack, wasm};
 use crate::tokenizer::hf::HfTokenizer;
 
 const EXAMPLES: &str = r#"Examples:
+  kvroute pack Qwen/Qwen3-0.6B -o qwen3.pack
   kvroute pack MODEL_DIR -o qwen3.pack
   kvroute pack MODEL_DIR --name qwen3 --wasm kvroute.wasm -o model.wasm
-  kvroute pack --pack a.pack --pack b.pack --wasm kvroute.wasm -o models.wasm"#;
+  kvroute pack --pack a.pack --pack b.pack --wasm kvroute.wasm -o models.wasm
+
+A model of the Hugging Face hub is downloaded into the hub's own cache (weights are not), by the environment that its
+tools know: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE."#;
 
 /// Compiles a model's tokenizer and chat template into a pack, and puts packs into the filter.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PackArgs {
-    /// A Hugging Face model directory: tokenizer.json, tokenizer_config.json, chat_template.jinja, config.json.
+    /// A model's directory (tokenizer.json, tokenizer_config.json, chat_template.jinja, config.json), or the name of
+    /// a model on the Hugging Face hub. A directory that exists wins.
     #[arg(required_unless_present = "packs")]
-    model_dir: Option<PathBuf>,
+    model: Option<PathBuf>,
+    /// Branch, tag or commit of a model on the hub.
+    #[arg(long, requires = "model", default_value = "main")]
+    revision: String,
     /// The file to write.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// The model's name, as requests say it. Default: the name of the directory.
-    #[arg(long, requires = "model_dir")]
+    /// The model's name, as requests say it. Default: its name on the hub, or that of the directory.
+    #[arg(long, requires = "model")]
     name: Option<String>,
     /// Packs made before, to go into the same file. May be repeated.
     #[arg(long = "pack", value_name = "FILE")]
@@ -40,19 +49,19 @@ pub struct PackArgs {
     wasm: Option<PathBuf>,
     /// Accept a base model without a chat template, or leave out one that cannot be rendered. Chat requests then get
     /// no key, unless the filter's configuration has the template that the engine is started with.
-    #[arg(long, requires = "model_dir")]
+    #[arg(long, requires = "model")]
     allow_no_template: bool,
     /// Stands in for model_type of config.json, as the engine's --hf-overrides does.
-    #[arg(long, requires = "model_dir", value_name = "TYPE")]
+    #[arg(long, requires = "model", value_name = "TYPE")]
     model_type: Option<String>,
     /// The engine's --hf-overrides: an object whose fields replace those of config.json.
-    #[arg(long, requires = "model_dir", value_name = "JSON")]
+    #[arg(long, requires = "model", value_name = "JSON")]
     hf_overrides: Option<String>,
     /// The engine's --tokenizer: the directory that tokenizer and chat template are taken from.
-    #[arg(long, requires = "model_dir", value_name = "DIR")]
+    #[arg(long, requires = "model", value_name = "DIR")]
     tokenizer: Option<PathBuf>,
     /// Text files on which the pack's tokenizer is compared with the `tokenizers` crate. May be repeated.
-    #[arg(long, requires = "model_dir", value_name = "TEXT", num_args = 1..)]
+    #[arg(long, requires = "model", value_name = "TEXT", num_args = 1..)]
     verify: Vec<PathBuf>,
 }
 
@@ -70,7 +79,9 @@ pub fn run(args: PackArgs) -> Result<ExitCode> {
         bail!("-o: {}: there is no such folder; make it first", folder.display());
     }
     let mut files = Vec::new();
-    if let Some(dir) = &args.model_dir {
+    if let Some(model) = &args.model {
+        let ModelFiles { dir, name, notes } = model_files(model, &args.revision)?;
+        notes.iter().for_each(|note| eprintln!("kvroute: {note}"));
         let overrides = args.hf_overrides.as_deref().map(serde_json::from_str).transpose();
         let source = SourceOptions {
             allow_no_template: args.allow_no_template,
@@ -79,10 +90,11 @@ pub fn run(args: PackArgs) -> Result<ExitCode> {
             tokenizer: args.tokenizer.clone(),
         };
         let spinner = spinner();
-        let file = build::build(dir, &BuildOptions { name: args.name.clone(), source });
+        let name = args.name.clone().or(Some(name));
+        let file = build::build(&dir, &BuildOptions { name, source });
         spinner.finish_and_clear();
         let file = file?;
-        verify(args.tokenizer.as_deref().unwrap_or(dir), &file, &args.verify)?;
+        verify(args.tokenizer.as_deref().unwrap_or(&dir), &file, &args.verify)?;
         files.push(file);
     }
     for path in &args.packs {

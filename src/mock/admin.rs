@@ -55,7 +55,7 @@ async fn health(State(shared): App) -> StatusCode {
 async fn models(State(shared): App) -> Json<Value> {
     let config = &shared.config;
     let model = |name: &String| {
-        let parent = (*name != config.model).then_some(&config.model);
+        let parent = config.adapters.contains(name).then_some(&config.model);
         json!({
             "id": name, "object": "model", "created": 0, "owned_by": "kvroute",
             "root": name, "parent": parent, "max_model_len": config.max_model_len,
@@ -71,14 +71,18 @@ async fn load(State(shared): App) -> Json<Value> {
 }
 
 async fn kv_event_sources(State(shared): App) -> Json<Value> {
-    Json(json!([{
-        "data_parallel_rank": 0,
-        "endpoint": shared.endpoints.events,
-        "replay_endpoint": shared.endpoints.replay,
+    // Sockets of all addresses are what the engine has; it says so by a star.
+    let seen = |endpoint: &str| endpoint.rsplit_once(':').map(|(_, port)| format!("tcp://*:{port}"));
+    Json(json!({"0": {
+        "enable_kv_cache_events": true,
+        "publisher": "zmq",
+        "endpoint": seen(&shared.endpoints.events),
+        "replay_endpoint": seen(&shared.endpoints.replay),
         "topic": shared.config.topic,
         "buffer_steps": shared.config.replay_batches,
         "hwm": 100_000,
-    }]))
+        "max_queue_size": 100_000,
+    }}))
 }
 
 async fn tokenize(State(shared): App, body: Bytes) -> Response {

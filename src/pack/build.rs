@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::container::{self, SectionKind};
 use super::source::ModelDir;
-pub use super::source::SourceOptions;
+pub use super::source::{SourceOptions, mistral_file};
 use super::{Meta, Pack, PackError};
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::compact::compile;
@@ -54,6 +54,12 @@ pub fn build(dir: &Path, options: &BuildOptions) -> Result<Vec<u8>, PackError> {
     let mut sections = vec![(SectionKind::Meta as u32, &meta[..])];
     sections.extend(tables.iter().map(|(kind, bytes)| (*kind as u32, &bytes[..])));
     Ok(container::write(&[sections]))
+}
+
+/// Identifies the files that [`build`] would read, and what it would refuse before the long work. See
+/// [`Meta::fingerprint`].
+pub fn fingerprint(dir: &Path, options: &BuildOptions) -> Result<String, PackError> {
+    Ok(ModelDir::read(dir, &options.source)?.fingerprint)
 }
 
 /// The tables of the own engine, if it understands the tokenizer and gives the crate's ids on generated text.

@@ -171,15 +171,20 @@ fn refuse_mistral(path: &Path) -> Result<(), PackError> {
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
-    let consolidated = names.iter().any(|n| n.starts_with("consolidated") && n.ends_with(".safetensors"));
-    let own = names.iter().find(|n| *n == "tekken.json" || n.starts_with("tokenizer.model.v"));
-    match own {
-        Some(own) if consolidated => Err(PackError::new(format!(
+    match mistral_file(&names) {
+        Some(own) => Err(PackError::new(format!(
             "{}: engines use Mistral's own tokenizer and renderer here ({own} with consolidated*.safetensors), which kvroute does not have; start the engine with --tokenizer-mode hf and pack a directory without these files",
             path.display()
         ))),
-        _ => Ok(()),
+        None => Ok(()),
     }
+}
+
+/// The file of a model by which engines take Mistral's own tokenizer, if they do.
+pub fn mistral_file(names: &[String]) -> Option<&String> {
+    let consolidated = names.iter().any(|n| n.starts_with("consolidated") && n.ends_with(".safetensors"));
+    let own = names.iter().find(|n| *n == "tekken.json" || n.starts_with("tokenizer.model.v"));
+    own.filter(|_| consolidated)
 }
 
 fn refuse_own_renderer(path: &Path, config: Option<&Value>) -> Result<(), PackError> {
