@@ -83,6 +83,9 @@ pub struct Args {
     /// the rest
     #[arg(long, value_name = "FILE")]
     exit_when_changed: Option<PathBuf>,
+    /// End when standard input closes: with whoever started this, however that ends
+    #[arg(long, hide = true)]
+    exit_with_stdin: bool,
     /// Note what the engines say in this file, for `kvroute replay`. It will contain the token ids of every prompt
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -102,16 +105,30 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     // From before the start: a change while it starts counts.
     let watched = args.exit_when_changed.as_ref().map(|path| Stamp::of(path));
     let watched = args.exit_when_changed.clone().zip(watched);
+    let alone = args.exit_with_stdin.then(stdin_closes);
     let config = args.config()?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let bridge = Bridge::start(config).await.map_err(anyhow::Error::msg)?;
         say!("listening on {}", bridge.address)?;
-        match watched {
-            None => wait_for_end().await,
-            Some((path, stamp)) => tokio::select! {
-                () = wait_for_end() => {}
-                () = stamp.changes(&path) => tracing::info!("{} has changed: ending", path.display()),
-            },
+        let changes = async {
+            match watched {
+                None => std::future::pending().await,
+                Some((path, stamp)) => {
+                    stamp.changes(&path).await;
+                    tracing::info!("{} has changed: ending", path.display());
+                }
+            }
+        };
+        let alone = async {
+            match alone {
+                None => std::future::pending().await,
+                Some(closes) => drop(closes.await),
+            }
+        };
+        tokio::select! {
+            () = wait_for_end() => {}
+            () = changes => {}
+            () = alone => {}
         }
         bridge.stop().await;
         Ok(ExitCode::SUCCESS)
@@ -171,6 +188,16 @@ async fn wait_for_end() {
         _ = term.recv() => {}
         _ = tokio::signal::ctrl_c() => {}
     }
+}
+
+/// Done once standard input is at its end. On a thread of its own: a read cannot be given up.
+fn stdin_closes() -> tokio::sync::oneshot::Receiver<()> {
+    let (closed, closes) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = closed.send(());
+    });
+    closes
 }
 
 /// What tells one version of a file from the next; `None` where there is no file.

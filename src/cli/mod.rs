@@ -15,6 +15,7 @@ mod pack;
 mod replay;
 mod state;
 mod table;
+mod up;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Up(up::Args),
     Demo(demo::Args),
     Bridge(bridge::Args),
     CheckConfig(check_config::CheckConfigArgs),
@@ -48,6 +50,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
+        Command::Up(args) => up::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Bridge(args) => bridge::run(args),
         Command::CheckConfig(args) => check_config::run(args),

@@ -42,6 +42,8 @@ pub struct Bootstrap {
     pub tls: Option<Tls>,
     /// Shared by router, ingest, admin and bridge.
     pub secret: String,
+    /// The environment variable of Envoy that has the secret; `None`: it stands in the configuration.
+    pub secret_env: Option<String>,
     /// The router's plugin configuration; `role`, `secret` and `bridge` are filled in where absent.
     pub router: Value,
     /// The same for the public listeners after the first one, where theirs differ.
@@ -122,6 +124,7 @@ impl Default for Bootstrap {
             bridge: None,
             tls: None,
             secret: "kvroute-secret".into(),
+            secret_env: None,
             router: json!({}),
             others: Vec::new(),
             drain_time_s: 600,
@@ -233,11 +236,20 @@ impl Bootstrap {
             }
         };
         fill("role", "router".into());
-        fill("secret", self.secret.clone().into());
+        let (field, secret) = self.secret_field();
+        fill(field, secret);
         if self.bridge.is_some() {
             fill("bridge", json!({"cluster": BRIDGE}));
         }
         config
+    }
+
+    /// How the filter is told the secret: the field of its configuration, and what stands there.
+    fn secret_field(&self) -> (&'static str, Value) {
+        match &self.secret_env {
+            Some(variable) => ("secret_env", variable.clone().into()),
+            None => ("secret", self.secret.clone().into()),
+        }
     }
 
     fn listeners(&self, dir: &Path) -> Vec<Value> {
@@ -263,7 +275,7 @@ impl Bootstrap {
             Balancing::Kvroute => {
                 let own = index.checked_sub(1).and_then(|i| self.others.get(i));
                 let kvroute = if let Some(own) = own {
-                    let filter = wasm_filter("router", &self.wasm, "router", &self.filled(own.clone()));
+                    let filter = self.wasm_filter("router", &self.wasm, "router", &self.filled(own.clone()));
                     json!({"name": "kvroute", "typed_config": filter})
                 } else if self.dynamic {
                     json!({"name": "kvroute", "config_discovery": {
@@ -276,8 +288,7 @@ impl Bootstrap {
                 vec![strip_filter(), kvroute, session_filter(), router]
             }
             Balancing::WithoutFilter => {
-                let other =
-                    |wasm| json!({"name": "other", "typed_config": wasm_filter("other", wasm, "other", &json!({}))});
+                let other = |wasm| json!({"name": "other", "typed_config": self.wasm_filter("other", wasm, "other", &json!({}))});
                 let other = self.in_place.iter().map(|wasm| other(wasm));
                 [strip_filter()].into_iter().chain(other).chain([session_filter(), router]).collect()
             }
@@ -310,11 +321,12 @@ impl Bootstrap {
 
     fn ingest_listener(&self) -> Value {
         let wasm = self.ingest_wasm.as_ref().unwrap_or(&self.wasm);
-        let config = |role: &str| json!({"role": role, "secret": self.secret});
+        let (field, secret) = self.secret_field();
+        let config = |role: &str| json!({"role": role, field: secret});
         let not_found = json!({"match": {"prefix": "/"}, "direct_response": {"status": 404}});
         let filters = vec![
-            json!({"name": "kvroute_ingest", "typed_config": wasm_filter("ingest", wasm, "ingest", &config("ingest"))}),
-            json!({"name": "kvroute_admin", "typed_config": wasm_filter("admin", &self.wasm, "router", &config("admin"))}),
+            json!({"name": "kvroute_ingest", "typed_config": self.wasm_filter("ingest", wasm, "ingest", &config("ingest"))}),
+            json!({"name": "kvroute_admin", "typed_config": self.wasm_filter("admin", &self.wasm, "router", &config("admin"))}),
             json!({"name": "envoy.filters.http.router", "typed_config": typed("envoy.extensions.filters.http.router.v3.Router", json!({}))}),
         ];
         let mut listener = listener("kvroute_ingest", self.ingest, vec![not_found], filters);
@@ -323,7 +335,31 @@ impl Bootstrap {
     }
 
     fn router_filter(&self) -> Value {
-        wasm_filter("router", &self.wasm, "router", &self.router_config())
+        self.wasm_filter("router", &self.wasm, "router", &self.router_config())
+    }
+
+    fn wasm_filter(&self, root_id: &str, wasm: &Path, vm: &str, config: &Value) -> Value {
+        let text = |s: String| typed("google.protobuf.StringValue", json!({"value": s}));
+        let mut plugin = json!({
+            "name": format!("kvroute_{root_id}"),
+            "root_id": root_id,
+            // Without it a paused request never gets its body and hangs.
+            "allow_on_headers_stop_iteration": true,
+            "failure_policy": "FAIL_RELOAD",
+            "reload_config": {"backoff": {"base_interval": "0.2s"}},
+            "vm_config": {
+                "vm_id": VM_ID,
+                "runtime": "envoy.wasm.runtime.v8",
+                "code": {"local": {"filename": wasm}},
+                "configuration": text(vm.to_owned()),
+            },
+            // By lines: people read it, too.
+            "configuration": text(format!("{config:#}")),
+        });
+        if let Some(variable) = &self.secret_env {
+            plugin["vm_config"]["environment_variables"] = json!({"host_env_keys": [variable]});
+        }
+        typed(WASM, json!({"config": plugin}))
     }
 
     fn replica_cluster(&self) -> Value {
@@ -418,26 +454,6 @@ fn session_filter() -> Value {
     let session = json!({"session_state": {"name": "envoy.http.stateful_session.header", "typed_config": state}});
     let config = typed("envoy.extensions.filters.http.stateful_session.v3.StatefulSession", session);
     json!({"name": "envoy.filters.http.stateful_session", "typed_config": config})
-}
-
-fn wasm_filter(root_id: &str, wasm: &Path, vm: &str, config: &Value) -> Value {
-    let text = |s: String| typed("google.protobuf.StringValue", json!({"value": s}));
-    let plugin = json!({
-        "name": format!("kvroute_{root_id}"),
-        "root_id": root_id,
-        // Without it a paused request never gets its body and hangs.
-        "allow_on_headers_stop_iteration": true,
-        "failure_policy": "FAIL_RELOAD",
-        "reload_config": {"backoff": {"base_interval": "0.2s"}},
-        "vm_config": {
-            "vm_id": VM_ID,
-            "runtime": "envoy.wasm.runtime.v8",
-            "code": {"local": {"filename": wasm}},
-            "configuration": text(vm.to_owned()),
-        },
-        "configuration": text(config.to_string()),
-    });
-    typed(WASM, json!({"config": plugin}))
 }
 
 /// Makes labels of the parts of the names of kvroute's metrics.

@@ -1,5 +1,6 @@
 //! Envoy, configured for kvroute and run as a child process.
 //!
+//! [`Gateway`] is what `kvroute up` runs: Envoy and the bridge, until a signal comes or one of them ends.
 //! [`Bootstrap`] holds the choices and gives the complete bootstrap as JSON; [`Envoy`] starts a real Envoy on it,
 //! waits until it is live, tells its addresses and stops it when dropped:
 //!
@@ -19,11 +20,16 @@
 //! ```
 
 mod bootstrap;
+mod filter_file;
 mod http;
 mod process;
+mod run;
+pub mod supervise;
 
 pub use bootstrap::{Balancing, Bootstrap, Tls, default_wasm};
+pub use filter_file::{find_filter, packed_filter};
 pub use process::{Envoy, envoy_binary, free_address};
+pub use run::{Gateway, envoy_version};
 
 #[cfg(test)]
 mod tests;

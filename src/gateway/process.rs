@@ -19,16 +19,33 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The Envoy to run: `ENVOY_BIN`, else `envoy` of the PATH, else `.kvroute/envoy`.
 pub fn envoy_binary() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("ENVOY_BIN") {
-        return Ok(path.into());
+    if let Some(path) = std::env::var_os("ENVOY_BIN").map(PathBuf::from) {
+        if !path.is_file() {
+            bail!("ENVOY_BIN: there is no file {}", path.display());
+        }
+        return Ok(path);
     }
     let on_path = std::env::var_os("PATH").unwrap_or_default();
     let candidates = std::env::split_paths(&on_path).map(|dir| dir.join("envoy"));
     let local = Path::new(env!("CARGO_MANIFEST_DIR")).join(".kvroute/envoy");
-    candidates
-        .chain([PathBuf::from(".kvroute/envoy"), local])
-        .find(|path| path.is_file())
-        .context("no Envoy found: set ENVOY_BIN, put envoy on the PATH, or run scripts/setup")
+    candidates.chain([PathBuf::from(".kvroute/envoy"), local]).find(|path| path.is_file()).context(
+        "no Envoy found: set ENVOY_BIN or put envoy (1.35 or newer) on the PATH; scripts/setup leaves one at \
+         .kvroute/envoy, https://www.envoyproxy.io/docs/envoy/latest/start/install has packages",
+    )
+}
+
+/// The arguments with which Envoy runs on a configuration file: its own shared memory, its admin address in a file
+/// of `dir`, and no more in the log than what people need (or what `KVROUTE_ENVOY_LOG` asks for).
+pub(super) fn arguments(command: &mut Command, config: &Path, dir: &Path, concurrency: u32) {
+    let level = std::env::var("KVROUTE_ENVOY_LOG").unwrap_or_else(|_| "warn,wasm:info".into());
+    let (level, components) = level.split_once(',').unwrap_or((&level, "wasm:info"));
+    command
+        .arg("--config-path")
+        .arg(config)
+        .arg("--admin-address-path")
+        .arg(dir.join("admin.address"))
+        .args(["--use-dynamic-base-id", "--concurrency", &concurrency.to_string()])
+        .args(["--log-level", level, "--component-log-level", components]);
 }
 
 /// A loopback address whose port was free a moment ago, for what must be known before it listens.
@@ -288,18 +305,11 @@ fn spawn(bootstrap: &Bootstrap, json: &Value, dir: &Path, concurrency: u32) -> R
     let config = dir.join("bootstrap.json");
     fs::write(&config, serde_json::to_string_pretty(json)?)?;
     let log = File::create(dir.join("envoy.log"))?;
-    let level = std::env::var("KVROUTE_ENVOY_LOG").unwrap_or_else(|_| "warn,wasm:info".into());
-    let (level, components) = level.split_once(',').unwrap_or((&level, "wasm:info"));
     let binary = envoy_binary()?;
     let mut command = Command::new(&binary);
+    arguments(&mut command, &config, dir, concurrency);
     command
-        .arg("--config-path")
-        .arg(&config)
-        .arg("--admin-address-path")
-        .arg(dir.join("admin.address"))
-        .args(["--use-dynamic-base-id", "--concurrency", &concurrency.to_string()])
         .args(["--drain-time-s", &bootstrap.drain_time_s.to_string()])
-        .args(["--log-level", level, "--component-log-level", components])
         .env("KVROUTE_SECRET", &bootstrap.secret)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
@@ -321,7 +331,7 @@ fn spawn_for_good(mut command: Command) -> std::io::Result<Child> {
 }
 
 /// A new directory of this process's own.
-fn fresh_dir() -> Result<PathBuf> {
+pub(super) fn fresh_dir() -> Result<PathBuf> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let dir = std::env::temp_dir().join(format!("kvroute-envoy-{}-{count}", std::process::id()));

@@ -63,3 +63,41 @@ fn the_example_of_certificates_is_what_runs() {
     let bridge = clusters.iter().find(|c| c["name"] == "kvroute_bridge").unwrap();
     assert_eq!(bridge["transport_socket"], example["kvroute_bridge"]);
 }
+
+/// The text of a plugin's configuration is JSON of its own: what it says counts, not how it is written.
+fn read_texts(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Object(map) => map.values_mut().for_each(read_texts),
+        serde_json::Value::Array(list) => list.iter_mut().for_each(read_texts),
+        serde_json::Value::String(text) if text.starts_with('{') => *value = serde_json::from_str(text).unwrap(),
+        _ => {}
+    }
+}
+
+/// `envoy/envoy.yaml` documents what `kvroute up` and `kvroute demo` run with.
+#[test]
+fn the_example_is_what_runs() {
+    let mut example: serde_json::Value = serde_norway::from_str(include_str!("../../envoy/envoy.yaml")).unwrap();
+    let bootstrap = Bootstrap {
+        wasm: "/etc/kvroute/model.wasm".into(),
+        ingest_wasm: Some("/etc/kvroute/kvroute.wasm".into()),
+        public: vec!["0.0.0.0:10000".parse().unwrap()],
+        ingest: "127.0.0.1:10100".parse().unwrap(),
+        admin: "127.0.0.1:9901".parse().unwrap(),
+        replicas: (1..=3).map(|n| format!("10.0.0.{n}:8000").parse().unwrap()).collect(),
+        bridge: Some("127.0.0.1:7070".parse().unwrap()),
+        secret: "change-me".into(),
+        router: json!({"models": [{"name": "my-model", "pack": "my-model", "block_size": 16}]}),
+        buffer_limit: Some(16 << 20),
+        ..Bootstrap::default()
+    };
+    let mut runs = bootstrap.to_json(Path::new("/d"));
+    read_texts(&mut example);
+    read_texts(&mut runs);
+    assert_eq!(example, runs);
+    // The secret out of the environment is the only other way.
+    let text =
+        Bootstrap { secret_env: Some("KVROUTE_SECRET".into()), ..bootstrap }.to_json(Path::new("/d")).to_string();
+    assert!(!text.contains("change-me"));
+    assert_eq!(text.matches(r#""host_env_keys":["KVROUTE_SECRET"]"#).count(), 3);
+}

@@ -16,3 +16,4 @@ mod look;
 mod mtls;
 mod slices;
 mod steering;
+mod up;
