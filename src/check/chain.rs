@@ -7,6 +7,8 @@ use super::instance::Instance;
 use super::tree::At;
 use super::{Findings, Level, route};
 use crate::config::{Config, Role, SelectionMode};
+use crate::filter::accounts::EXPLAIN_HEADER;
+use crate::look::SECRET_HEADER;
 
 const MUTATION: &str = "header_mutation.v3.HeaderMutation";
 const SESSION: &str = "stateful_session.v3.StatefulSession";
@@ -67,6 +69,16 @@ fn stripped(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, findings
             "no header_mutation filter before kvroute removes {rank}: a client that sends it chooses the engine's rank"
         );
         let mend = format!("add {{remove: {rank}}} to its request_mutations");
+        findings.add(Level::Warning, &one.place, &path, what, mend);
+    }
+    if config.receipts.explain
+        && let Some(name) = [EXPLAIN_HEADER, SECRET_HEADER].into_iter().find(|name| removed(name))
+    {
+        let what =
+            format!("receipts.explain is on, but {name} is removed before kvroute: nobody can ask for a receipt");
+        let mend = format!(
+            "take {{remove: {name}}} out of the request_mutations of this listener, or leave receipts.explain off"
+        );
         findings.add(Level::Warning, &one.place, &path, what, mend);
     }
     let name = &selection.header;

@@ -101,6 +101,17 @@ fn envoy_yaml_has_no_finding_but_its_secret() {
 }
 
 #[test]
+fn nobody_can_ask_for_a_receipt_where_the_question_is_removed() {
+    let explain = |config: &mut Value| config["receipts"] = json!({"explain": true});
+    let stripped = report(&plugin(PLUGIN, explain));
+    let said = findings(&stripped);
+    assert!(matches!(&said[..], [(Level::Warning, what)] if what.contains("x-kvroute-explain is removed")), "{said:?}");
+    let mut own = bootstrap();
+    explain(&mut own.router);
+    assert_eq!(findings(&report(&own.to_json(Path::new("/d")))), []);
+}
+
+#[test]
 fn what_breaks_a_gateway_without_a_word_is_an_error() {
     let session = format!("{ROUTER}/http_filters/2/typed_config");
     let cases: Vec<(Value, &str)> = vec![

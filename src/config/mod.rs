@@ -144,6 +144,19 @@ pub struct StaticReplica {
     pub capacity_blocks: u64,
 }
 
+/// Who is told why a request went where it went. Match counts tell of other tenants' prompts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Receipts {
+    /// A request with `x-kvroute-explain: 1` and the secret gets its receipt in a response header.
+    pub explain: bool,
+    /// That header.
+    pub header: String,
+    /// Share of the requests with a prompt whose receipt goes into the filter state, for the access log.
+    pub sample: f64,
+    /// The decision on each request goes into the filter state, for access logs and spans.
+    pub filter_state: bool,
+}
+
 /// Switches that exist for tests only; all off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TestSwitches {
@@ -166,6 +179,8 @@ pub struct Config {
     pub policy: Policy,
     /// Bounds.
     pub limits: Limits,
+    /// Who is told why.
+    pub receipts: Receipts,
     /// Goes into every block hash; the bridge must have the same.
     pub hash_seed: String,
     /// Shared with the bridge and whoever may look inside; never empty for ingest and admin. Stands in `secret`, or

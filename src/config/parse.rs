@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use super::read::Fields;
-use super::{Bridge, Config, ConfigError, Limits, Model, Role, Selection, SelectionMode, StaticReplica, TestSwitches};
+use super::{
+    Bridge, Config, ConfigError, Limits, Model, Receipts, Role, Selection, SelectionMode, StaticReplica, TestSwitches,
+};
 use crate::request::ApiPaths;
 
 const KIB: u64 = 1 << 10;
@@ -33,6 +35,7 @@ impl Config {
             selection: selection(top.object("selection")?)?,
             policy: top.part("policy")?,
             limits: limits(top.object("limits")?)?,
+            receipts: receipts(top.object("receipts")?)?,
             hash_seed: top.text("hash_seed")?.unwrap_or_default(),
             secret: secret(&mut top)?,
             bridge: bridge(top.object("bridge")?)?,
@@ -73,6 +76,12 @@ impl Config {
                 }
                 names.push(name);
             }
+        }
+        if self.receipts.explain && self.secret.is_empty() {
+            return Err(ConfigError::new(
+                "receipts.explain",
+                "needs a secret: receipts tell of other tenants' prompts",
+            ));
         }
         for (i, replica) in self.replicas.iter().enumerate() {
             if !self.models.iter().any(|m| m.name == replica.model) {
@@ -231,6 +240,22 @@ fn limits(fields: Option<Fields<'_>>) -> Result<Limits, ConfigError> {
     };
     f.finish()?;
     Ok(limits)
+}
+
+fn receipts(fields: Option<Fields<'_>>) -> Result<Receipts, ConfigError> {
+    let empty = Value::Object(serde_json::Map::new());
+    let mut f = match fields {
+        Some(f) => f,
+        None => Fields::new("receipts", &empty)?,
+    };
+    let receipts = Receipts {
+        explain: f.flag("explain", false)?,
+        header: f.header("header", "x-kvroute-receipt")?,
+        sample: f.number("sample", 0.0, 0.0, 1.0)?,
+        filter_state: f.flag("filter_state", false)?,
+    };
+    f.finish()?;
+    Ok(receipts)
 }
 
 fn bridge(fields: Option<Fields<'_>>) -> Result<Option<Bridge>, ConfigError> {

@@ -80,6 +80,9 @@ impl Host for Envoy {
     fn set_request_header(&self, name: &str, value: &str) -> bool {
         sys::set_header(MapType::HttpRequestHeaders, name, value)
     }
+    fn set_state(&self, name: &str, value: &str) {
+        sys::set_property(name, value);
+    }
     fn resume(&self) -> bool {
         sys::resume_request()
     }

@@ -24,6 +24,8 @@ pub struct Fake {
     pub stream: Cell<u32>,
     /// Headers by stream.
     pub headers: RefCell<BTreeMap<(u32, String), String>>,
+    /// Filter state by stream.
+    pub states: RefCell<BTreeMap<(u32, String), String>>,
     /// Streams that were resumed, in order.
     pub resumed: RefCell<Vec<u32>>,
     /// Queues registered by this VM, in order.
@@ -42,6 +44,7 @@ impl Fake {
             counters: RefCell::default(),
             stream: Cell::new(0),
             headers: RefCell::default(),
+            states: RefCell::default(),
             resumed: RefCell::default(),
             registered: RefCell::default(),
             refuses_headers: Cell::new(false),
@@ -61,6 +64,11 @@ impl Fake {
     /// A header of a stream.
     pub fn header(&self, stream: u32, name: &str) -> Option<String> {
         self.headers.borrow().get(&(stream, name.to_owned())).cloned()
+    }
+
+    /// Filter state of a stream.
+    pub fn state(&self, stream: u32, name: &str) -> Option<String> {
+        self.states.borrow().get(&(stream, name.to_owned())).cloned()
     }
 }
 
@@ -104,6 +112,9 @@ impl Host for Fake {
         }
         self.headers.borrow_mut().insert((self.stream.get(), name.to_owned()), value.to_owned());
         true
+    }
+    fn set_state(&self, name: &str, value: &str) {
+        self.states.borrow_mut().insert((self.stream.get(), name.to_owned()), value.to_owned());
     }
     fn resume(&self) -> bool {
         self.resumed.borrow_mut().push(self.stream.get());

@@ -27,6 +27,8 @@ pub trait Host: Shared {
     fn leave(&self);
     /// Sets a header of the request of the current stream.
     fn set_request_header(&self, name: &str, value: &str) -> bool;
+    /// Sets `wasm.NAME` in the filter state of the current stream: access logs and spans can show it.
+    fn set_state(&self, name: &str, value: &str);
     /// Lets the paused request of the current stream go on.
     fn resume(&self) -> bool;
     /// Sends a GET, or with a body a POST; its answer comes by itself. False: it was not sent.

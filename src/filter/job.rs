@@ -14,7 +14,7 @@ use crate::explain::truncate;
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::request::json::Parsing;
 use crate::request::{Api, Body, Prepared, PromptInput, Truncate};
-use crate::tokenizer::Step;
+use crate::tokenizer::Step as TokenizerStep;
 use crate::tokenizer::memory::Scope;
 
 /// JSON that is parsed between two looks at the clock.
@@ -47,6 +47,17 @@ enum Stage {
     Done,
     /// There is no more to be known.
     Failed,
+}
+
+/// What a job does next, for whoever times it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Reads JSON.
+    Parse,
+    /// Renders the template.
+    Render,
+    /// Makes ids and hashes.
+    Tokenize,
 }
 
 /// One request.
@@ -116,6 +127,15 @@ impl Job {
         matches!(self.stage, Stage::Done | Stage::Failed)
     }
 
+    /// What [`Job::step`] does next.
+    pub fn next_step(&self) -> Step {
+        match self.stage {
+            Stage::Body(_) | Stage::Parsing(_) => Step::Parse,
+            Stage::Parsed(_) => Step::Render,
+            Stage::Ids(..) | Stage::Text(_) | Stage::Done | Stage::Failed => Step::Tokenize,
+        }
+    }
+
     /// Tokens of the prompt: counted where it was tokenized to its end, else estimated. The flag says which.
     pub fn tokens(&self) -> (f64, bool) {
         match &self.stage {
@@ -173,7 +193,7 @@ impl Job {
                 if let (Stage::Text(text), Some(chain)) = (&mut self.stage, &self.chain) {
                     text.remember(&mut tools.memory, self.tokens, &self.hashes, chain);
                 }
-                if step == Step::Done {
+                if step == TokenizerStep::Done {
                     self.finish();
                 }
                 Ok(())

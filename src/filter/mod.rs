@@ -11,11 +11,13 @@
 //! | being called again by another VM | [`bounce`] |
 //! | configuration, models, tokenizers | [`setups`], [`models`] |
 //! | headers that steer | [`steer`] |
+//! | outcome header, receipts, filter state | [`accounts`] |
 //! | the first data of an answer | [`sse`] |
 //! | metrics | [`metrics`] |
 //! | what is shown of all this | [`look_inside`] |
 //! | who may post and look | [`secret`] |
 
+pub mod accounts;
 #[cfg(target_family = "wasm")]
 mod admin_http;
 pub mod bounce;

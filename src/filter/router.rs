@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
+use super::accounts::{Accounts, Watch};
 use super::host::{Host, Level};
 use super::job::Job;
 use super::link::Link;
@@ -44,6 +45,8 @@ struct Held {
     matching: Option<Matching>,
     /// Blocks of the job that the matching has.
     pushed: usize,
+    /// A receipt is to be written.
+    watch: Option<Box<Watch>>,
 }
 
 /// A request that was let go and is tokenized to its end.
@@ -113,7 +116,8 @@ pub struct Router {
     finishing: VecDeque<Finishing>,
     job_bytes: usize,
     flights: HashMap<u32, Flight>,
-    outcomes: HashMap<u32, String>,
+    /// What is told of single requests.
+    pub accounts: Accounts,
     first_request: Option<Time>,
     /// When the fleet's time passed last.
     passed: Time,
@@ -147,7 +151,7 @@ impl Router {
             finishing: VecDeque::new(),
             job_bytes: 0,
             flights: HashMap::new(),
-            outcomes: HashMap::new(),
+            accounts: Accounts::new(random.rotate_left(16)),
             first_request: None,
             passed: Time(0),
         };
@@ -220,7 +224,8 @@ impl Router {
         let now = host.now();
         let job = Job::new(stream, setup, api, body, now);
         self.job_bytes = self.job_bytes.saturating_add(job.reserved());
-        let mut held = Held { job, matching: None, pushed: 0 };
+        let watch = self.accounts.watch(stream, &job.setup);
+        let mut held = Held { job, matching: None, pushed: 0, watch };
         if let Some(until) = self.turns.begin(now) {
             host.count(Counter::Slices, 1);
             let chosen = self.advance(&mut held, until, host);
@@ -236,11 +241,23 @@ impl Router {
 
     /// A request that gets no key before its body was looked at.
     pub fn pass(&mut self, stream: u32, setup: &Setup, reason: &NoKeyReason, host: &dyn Host) {
+        self.passed(stream, setup, reason, None, host);
+    }
+
+    /// A request that gets no key, and since when it was watched.
+    fn passed(
+        &mut self,
+        stream: u32,
+        setup: &Setup,
+        reason: &NoKeyReason,
+        watch: Option<(Box<Watch>, Time)>,
+        host: &dyn Host,
+    ) {
         host.count(Counter::Requests(Outcome::NoKey(reason.kind)), 1);
         if host.logs(Level::Debug) {
             host.log(Level::Debug, &format!("#{stream} no key: {reason}"));
         }
-        self.note(stream, setup, || reason.kind.label().to_owned());
+        self.accounts.passed(stream, setup, reason, watch, host);
     }
 
     /// Does the work that is left, for as long as the event loop may wait. Gives the milliseconds until the next
@@ -334,14 +351,9 @@ impl Router {
         }
     }
 
-    /// What the outcome header says of a stream.
-    pub fn outcome(&self, stream: u32) -> Option<&str> {
-        self.outcomes.get(&stream).map(String::as_str)
-    }
-
     /// The stream has ended, in whatever way.
     pub fn ended(&mut self, stream: u32, host: &dyn Host) {
-        self.outcomes.remove(&stream);
+        self.accounts.ended(stream);
         if let Some(at) = self.held.iter().position(|h| h.job.stream == stream)
             && let Some(held) = self.held.remove(at)
         {
@@ -396,7 +408,7 @@ impl Router {
                 Ok(_) if held.job.hashes.is_empty() => {
                     Err(NoKeyReason::new(NoKey::TimeBudget, "the budget ended before the first block"))
                 }
-                Ok(_) => self.choose(&held, now),
+                Ok(_) => self.choose(&mut held, now, host),
                 Err(reason) => Err(reason),
             };
             self.release_held(held, result, host);
@@ -443,8 +455,10 @@ impl Router {
         loop {
             let waits = self.syncing(host.now());
             if !waits || !held.job.is_done() {
-                let unix = host.unix_seconds();
-                let step = held.job.step(&mut self.tools, unix, &mut || host.now() < until);
+                let step = match &mut held.watch {
+                    None => held.job.step(&mut self.tools, host.unix_seconds(), &mut || host.now() < until),
+                    Some(watch) => watch.step(&mut held.job, &mut self.tools, host),
+                };
                 if let Err(reason) = step
                     && held.job.hashes.is_empty()
                 {
@@ -452,14 +466,19 @@ impl Router {
                 }
             }
             if !waits {
-                match self.follow(held) {
+                let began = held.watch.is_some().then(|| host.now());
+                let followed = self.follow(held);
+                if let (Some(watch), Some(began)) = (&mut held.watch, began) {
+                    watch.matched(began, host.now());
+                }
+                match followed {
                     Err(reason) => return Some(Err(reason)),
                     Ok(open) if held.job.is_done() || (!open && held.matching.is_some()) => {
                         if held.job.is_done() && held.job.hashes.is_empty() {
                             let detail = "the prompt does not fill a block";
                             return Some(Err(NoKeyReason::new(NoKey::TooShort, detail)));
                         }
-                        return Some(self.choose(held, host.now()));
+                        return Some(self.choose(held, host.now(), host));
                     }
                     Ok(_) => {}
                 }
@@ -488,14 +507,19 @@ impl Router {
         Ok(matching.open())
     }
 
-    fn choose(&mut self, held: &Held, now: Time) -> Result<Pick, NoKeyReason> {
+    fn choose(&mut self, held: &mut Held, now: Time, host: &dyn Host) -> Result<Pick, NoKeyReason> {
         let matching = held.matching.as_ref();
         let matching = matching.ok_or_else(|| NoKeyReason::new(NoKey::Internal, "nothing was matched"))?;
         let (tokens, exact) = held.job.tokens();
         let setup = &held.job.setup;
         let (policy, only) = (Some(&setup.config.policy), setup.only.as_deref());
-        let ask = Ask { tokens: tokens as u64, estimated: !exact, policy, only, now, ..Ask::default() };
-        self.fleet.choose(matching, &ask).map_err(|kind| NoKeyReason::new(kind, "no candidate"))
+        let explain = held.watch.is_some();
+        let ask = Ask { tokens: tokens as u64, estimated: !exact, explain, policy, only, now, ..Ask::default() };
+        let pick = self.fleet.choose(matching, &ask).map_err(|kind| NoKeyReason::new(kind, "no candidate"));
+        if let Some(watch) = &mut held.watch {
+            watch.chose(now, host.now());
+        }
+        pick
     }
 
     /// Lets a held request go, from outside of its own callbacks.
@@ -516,12 +540,12 @@ impl Router {
 
     /// Sets the headers of the current stream by what was decided, and remembers it.
     fn settle(&mut self, held: Held, result: Result<Pick, NoKeyReason>, host: &dyn Host) {
-        let Held { job, pushed, .. } = held;
+        let Held { job, pushed, watch, .. } = held;
         let (stream, setup) = (job.stream, job.setup.clone());
-        let pick = match result {
+        let mut pick = match result {
             Ok(pick) => pick,
             Err(reason) => {
-                self.pass(stream, &setup, &reason, host);
+                self.passed(stream, &setup, &reason, watch.map(|watch| (watch, job.since)), host);
                 self.release(&job);
                 return;
             }
@@ -539,11 +563,7 @@ impl Router {
         host.count(Counter::Picks(pick.reason), 1);
         host.count(Counter::PromptTokens, tokens as u64);
         host.count(Counter::MatchedTokens, pick.matched);
-        self.note(stream, &setup, || {
-            let (matched, predicted, tokens) = (pick.matched, pick.predicted, tokens as u64);
-            let (reason, to) = (pick.reason.label(), &pick.best.address);
-            format!("routed; matched={matched}; predicted={predicted}; prompt={tokens}; reason={reason}; to={to}")
-        });
+        self.accounts.steered(&job, &mut pick, watch, host);
         if host.logs(Level::Debug) {
             let (to, reason) = (&pick.best.address, pick.reason.label());
             let held_us = host.now().since(job.since) >> 10;
@@ -577,12 +597,6 @@ impl Router {
     fn release(&mut self, job: &Job) {
         self.job_bytes = self.job_bytes.saturating_sub(job.reserved());
     }
-
-    fn note(&mut self, stream: u32, setup: &Setup, text: impl FnOnce() -> String) {
-        if setup.config.selection.outcome_header.is_some() {
-            self.outcomes.insert(stream, text());
-        }
-    }
 }
 
 /// How long a request may be held.
@@ -592,7 +606,7 @@ fn budget(job: &Job) -> u64 {
 
 #[cfg(test)]
 #[path = "router_tests.rs"]
-mod tests;
+pub(super) mod tests;
 
 #[cfg(test)]
 #[path = "router_reasons_tests.rs"]

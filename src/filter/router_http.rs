@@ -5,11 +5,13 @@ use std::rc::Rc;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, MapType};
 
+use super::accounts::EXPLAIN_HEADER;
 use super::entry::{Ticker, with_router};
 use super::envoy::Envoy;
 use super::models::Setup;
 use super::router::{Reads, Submitted};
-use super::sys;
+use super::{secret, sys};
+use crate::look::SECRET_HEADER;
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::request::Api;
 
@@ -67,6 +69,22 @@ impl RouterHttp {
         self.length_known = length.is_some();
         self.fits(length.unwrap_or(0))?;
         Ok(api)
+    }
+
+    /// Whether the request asks for a receipt and may have one. The secret goes no further.
+    fn asks_for_receipt(&self) -> bool {
+        let config = &self.setup.config;
+        if !config.receipts.explain {
+            return false;
+        }
+        let header = |name| sys::header(MapType::HttpRequestHeaders, name);
+        let (asked, given) = (header(EXPLAIN_HEADER), header(SECRET_HEADER));
+        for (name, there) in [(EXPLAIN_HEADER, asked.is_some()), (SECRET_HEADER, given.is_some())] {
+            if there {
+                sys::remove_header(MapType::HttpRequestHeaders, name);
+            }
+        }
+        asked.as_deref() == Some(b"1") && secret::opens(given.as_deref(), &config.secret)
     }
 
     fn fits(&self, bytes: u64) -> Result<(), NoKeyReason> {
@@ -138,7 +156,14 @@ impl HttpContext for RouterHttp {
         {
             core::arch::wasm32::unreachable();
         }
-        with_router(|router| router.on_request(&self.host));
+        let asks = self.asks_for_receipt();
+        self.known |= asks;
+        with_router(|router| {
+            router.on_request(&self.host);
+            if asks {
+                router.accounts.ask(self.id);
+            }
+        });
         match self.begin(end_of_stream) {
             Ok(api) => {
                 self.phase = Phase::Buffering(api);
@@ -179,11 +204,17 @@ impl HttpContext for RouterHttp {
         let streamed = header("content-type").starts_with(b"text/event-stream");
         let address = sys::property(&["upstream", "address"]).unwrap_or_default();
         let address = std::str::from_utf8(&address).unwrap_or_default();
-        let outcome_header = self.setup.config.selection.outcome_header.as_deref();
+        let config = &self.setup.config;
+        let outcome_header = config.selection.outcome_header.as_deref();
         with_router(|router| {
             router.response(self.id, status, address, streamed, &self.host);
-            if let (Some(name), Some(outcome)) = (outcome_header, router.outcome(self.id)) {
+            if let (Some(name), Some(outcome)) = (outcome_header, router.accounts.outcome(self.id)) {
                 sys::set_header(MapType::HttpResponseHeaders, name, outcome);
+            }
+            if config.receipts.explain
+                && let Some(receipt) = router.accounts.receipt(self.id)
+            {
+                sys::set_header(MapType::HttpResponseHeaders, &config.receipts.header, receipt);
             }
         });
         Action::Continue

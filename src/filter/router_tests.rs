@@ -9,15 +9,15 @@ use crate::filter::fake::Fake;
 use crate::pack::tests::pack_named;
 use crate::routing::Policy;
 
-pub(super) const MODEL: &str = "m";
+pub(in crate::filter) const MODEL: &str = "m";
 
-pub(super) fn packs(name: &str) -> Vec<Pack> {
+pub(in crate::filter) fn packs(name: &str) -> Vec<Pack> {
     // The directory behind a pack is named after it: one a test.
     let pack = pack_named(&format!("router-{name}"));
     Pack::parse(pack).unwrap()
 }
 
-pub(super) fn config(packs: &[Pack], more: Value) -> Config {
+pub(in crate::filter) fn config(packs: &[Pack], more: Value) -> Config {
     let mut config = json!({"role": "router", "secret": "s",
         "models": [{"name": MODEL, "pack": packs[0].name(), "block_size": 4}],
         "replicas": [{"address": "10.0.0.1:1", "model": MODEL}]});
@@ -27,11 +27,11 @@ pub(super) fn config(packs: &[Pack], more: Value) -> Config {
     Config::from_value(&config).unwrap()
 }
 
-pub(super) fn body(text: &str) -> Vec<u8> {
+pub(in crate::filter) fn body(text: &str) -> Vec<u8> {
     json!({"model": MODEL, "messages": [{"role": "user", "content": text}]}).to_string().into_bytes()
 }
 
-pub(super) fn submit(vm: &mut Router, host: &Fake, stream: u32, setup: &Rc<Setup>, text: &str) -> Submitted {
+pub(in crate::filter) fn submit(vm: &mut Router, host: &Fake, stream: u32, setup: &Rc<Setup>, text: &str) -> Submitted {
     host.stream.set(stream);
     let submitted = vm.submit(stream, setup.clone(), Api::ChatCompletions, body(text), host);
     host.stream.set(0);

@@ -36,6 +36,8 @@ unsafe extern "C" {
         value: *const u8,
         value_size: usize,
     ) -> u32;
+    fn proxy_remove_header_map_value(kind: MapType, key: *const u8, key_size: usize) -> u32;
+    fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, length: *mut usize) -> u32;
     fn proxy_get_shared_data(
         key: *const u8,
@@ -124,6 +126,16 @@ pub fn set_header(kind: MapType, name: &str, value: &str) -> bool {
     let status =
         unsafe { proxy_replace_header_map_value(kind, name.as_ptr(), name.len(), value.as_ptr(), value.len()) };
     status == OK
+}
+
+/// Removes a header.
+pub fn remove_header(kind: MapType, name: &str) -> bool {
+    unsafe { proxy_remove_header_map_value(kind, name.as_ptr(), name.len()) == OK }
+}
+
+/// Sets filter state of the stream: Envoy puts `wasm.` before the name.
+pub fn set_property(name: &str, value: &str) -> bool {
+    unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) == OK }
 }
 
 /// A property of the stream or the plugin.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::filter::accounts::EXPLAIN_HEADER;
+
 /// How the public listener picks a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Balancing {
@@ -156,7 +158,7 @@ const STRIPPED: [&str; 5] = [
     "x-kvroute-fallback",
     "x-gateway-destination-endpoint",
     "x-data-parallel-rank",
-    "x-kvroute-explain",
+    EXPLAIN_HEADER,
 ];
 /// The shared data and queues of all instances stand under this id.
 const VM_ID: &str = "kvroute";
@@ -274,6 +276,7 @@ impl Bootstrap {
         let filters = match self.balancing {
             Balancing::Kvroute => {
                 let own = index.checked_sub(1).and_then(|i| self.others.get(i));
+                let strip = strip_filter(own.unwrap_or(&self.router));
                 let kvroute = if let Some(own) = own {
                     let filter = self.wasm_filter("router", &self.wasm, "router", &self.filled(own.clone()));
                     json!({"name": "kvroute", "typed_config": filter})
@@ -285,12 +288,12 @@ impl Bootstrap {
                 } else {
                     json!({"name": "kvroute", "typed_config": self.router_filter()})
                 };
-                vec![strip_filter(), kvroute, session_filter(), router]
+                vec![strip, kvroute, session_filter(), router]
             }
             Balancing::WithoutFilter => {
                 let other = |wasm| json!({"name": "other", "typed_config": self.wasm_filter("other", wasm, "other", &json!({}))});
                 let other = self.in_place.iter().map(|wasm| other(wasm));
-                [strip_filter()].into_iter().chain(other).chain([session_filter(), router]).collect()
+                [strip_filter(&self.router)].into_iter().chain(other).chain([session_filter(), router]).collect()
             }
             _ => vec![router],
         };
@@ -435,10 +438,15 @@ fn cluster(name: &str, hosts: &[SocketAddr], fields: Value) -> Value {
 }
 
 /// Runs before kvroute, so that a client cannot steer even while the VM is down.
-fn strip_filter() -> Value {
+fn strip_filter(router: &Value) -> Value {
     let remove = |names: &[&str]| names.iter().map(|n| json!({"remove": n})).collect::<Vec<_>>();
+    let stripped: Vec<&str> = match router["receipts"]["explain"].as_bool() {
+        // The filter asks for the secret, and takes both headers away itself.
+        Some(true) => STRIPPED.into_iter().filter(|name| *name != EXPLAIN_HEADER).collect(),
+        _ => STRIPPED.into(),
+    };
     let mutations = json!({"mutations": {
-        "request_mutations": remove(&STRIPPED),
+        "request_mutations": remove(&stripped),
         // stateful_session answers with the replica's address where another one was chosen.
         "response_mutations": remove(&["x-kvroute-replica"]),
     }});

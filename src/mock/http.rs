@@ -27,8 +27,9 @@ use super::{Config, Endpoints};
 use crate::blocks::TokenId;
 use crate::request::{Api, ApiPaths};
 
-/// Headers by which a router steers, by the beginnings of their names.
-const ROUTING_HEADERS: [&str; 4] = ["x-kvroute-", "x-gateway-", "x-data-parallel-rank", "x-request-id"];
+/// Headers by which a router steers, or that it must pass on, by the beginnings of their names.
+const ROUTING_HEADERS: [&str; 6] =
+    ["x-kvroute-", "x-gateway-", "x-data-parallel-rank", "x-request-id", "traceparent", "tracestate"];
 
 /// What all handlers share.
 pub struct Shared {

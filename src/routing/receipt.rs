@@ -1,5 +1,7 @@
 //! Why a request went where it went, for `explain` and the access log.
 
+use std::fmt::{self, Write};
+
 use serde::Serialize;
 
 /// What decided.
@@ -97,4 +99,162 @@ pub struct Receipt {
     pub feed_age_ms: Option<u64>,
     /// The best candidates (at most 16), best first.
     pub candidates: Vec<CandidateReceipt>,
+}
+
+/// How a request was treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Sent to the pick.
+    Steered,
+    /// Left to plain load balancing.
+    Passed,
+}
+
+/// Microseconds that the filter spent on a request until it was let go, by step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Spent {
+    /// JSON of the body.
+    pub parse: u64,
+    /// Chat template.
+    pub render: u64,
+    /// Token ids and block hashes.
+    pub tokenize: u64,
+    /// Who holds the blocks.
+    pub r#match: u64,
+    /// Cost and ranking.
+    pub choose: u64,
+    /// From the end of the body until it was let go; waiting for other requests included.
+    pub held: u64,
+}
+
+/// Candidates in a line, at most: clients take headers of 8 KiB.
+const SHOWN: usize = 8;
+
+/// A receipt as one line of JSON, for a header and the access log.
+///
+/// | field | |
+/// |---|---|
+/// | `v` | 1; another number when a field changes its meaning or goes |
+/// | `mode` | [`Mode`] |
+/// | `outcome` | the label in `kvroute_requests_total` |
+/// | `detail` | why there is no key, exactly |
+/// | `us` | [`Spent`] |
+/// | the rest | [`Receipt`], with at most eight candidates; absent where nothing was chosen |
+#[derive(Clone, Debug, Serialize)]
+pub struct Line<'a> {
+    v: u32,
+    /// How it was treated.
+    pub mode: Mode,
+    /// What became of it.
+    pub outcome: &'a str,
+    /// Why there is no key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<&'a str>,
+    /// Where the time went.
+    pub us: Spent,
+    /// The choice.
+    #[serde(flatten)]
+    pub receipt: Option<Receipt>,
+}
+
+impl<'a> Line<'a> {
+    /// Of a request that was compared.
+    pub fn chosen(mode: Mode, outcome: &'a str, mut receipt: Receipt, us: Spent) -> Line<'a> {
+        receipt.candidates.truncate(SHOWN);
+        Line { v: 1, mode, outcome, detail: None, us, receipt: Some(receipt) }
+    }
+
+    /// Of a request without a key.
+    pub fn passed(outcome: &'a str, detail: &'a str, us: Spent) -> Line<'a> {
+        Line { v: 1, mode: Mode::Passed, outcome, detail: Some(detail), us, receipt: None }
+    }
+}
+
+/// One line of visible ASCII, as a header takes it.
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let json = serde_json::to_string(self).map_err(|_| fmt::Error)?;
+        for c in json.chars() {
+            // JSON itself is ASCII: what is not stands in a string, where it may be escaped.
+            if (' '..='~').contains(&c) {
+                f.write_char(c)?;
+            } else {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    write!(f, "\\u{unit:04x}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receipt(candidates: usize) -> Receipt {
+        let candidate = CandidateReceipt {
+            address: "10.0.0.1:8000".into(),
+            rank: 0,
+            trust: "exact",
+            trust_reason: "from_the_start".into(),
+            matched_blocks: 4,
+            matched: 64,
+            predicted: 0,
+            unconfirmed: 0,
+            credit: 64,
+            uncached: 36,
+            booked_requests: 1,
+            booked_prefill: 2,
+            booked_context: 3,
+            reported_running: Some(1),
+            reported_waiting: None,
+            reported_kv_usage: Some(0.5),
+            reported_age_ms: Some(7),
+            homes: 1,
+            crowding: 0.0,
+            cost: 36.25,
+        };
+        Receipt {
+            model: "m\u{e9}\u{1f600}\n".into(),
+            prompt_tokens: 100,
+            estimated: false,
+            known_blocks: 6,
+            compared: candidates,
+            pick: "10.0.0.1:8000".into(),
+            reason: Reason::Cache,
+            synced: true,
+            feed_age_ms: Some(3),
+            candidates: vec![candidate; candidates],
+        }
+    }
+
+    #[test]
+    fn a_line_is_stable_ascii_json() {
+        let us = Spent { parse: 1, render: 2, tokenize: 3, r#match: 4, choose: 5, held: 20 };
+        let line = Line::chosen(Mode::Steered, "routed", receipt(1), us).to_string();
+        let expected = concat!(
+            r#"{"v":1,"mode":"steered","outcome":"routed","us":{"parse":1,"render":2,"tokenize":3,"match":4,"choose":5,"#,
+            r#""held":20},"model":"m\u00e9\ud83d\ude00\n","prompt_tokens":100,"estimated":false,"known_blocks":6,"#,
+            r#""compared":1,"pick":"10.0.0.1:8000","reason":"cache","synced":true,"feed_age_ms":3,"candidates":[{"#,
+            r#""address":"10.0.0.1:8000","rank":0,"trust":"exact","trust_reason":"from_the_start","matched_blocks":4,"#,
+            r#""matched":64,"predicted":0,"unconfirmed":0,"credit":64,"uncached":36,"booked_requests":1,"#,
+            r#""booked_prefill":2,"booked_context":3,"reported_running":1,"reported_waiting":null,"#,
+            r#""reported_kv_usage":0.5,"reported_age_ms":7,"homes":1,"crowding":0.0,"cost":36.25}]}"#,
+        );
+        assert_eq!(line, expected);
+        let back: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(back["model"], "m\u{e9}\u{1f600}\n");
+        let passed = Line::passed("too_short", "3 tokens", Spent::default()).to_string();
+        assert!(passed.starts_with(r#"{"v":1,"mode":"passed","outcome":"too_short","detail":"3 tokens","us":{"#));
+    }
+
+    #[test]
+    fn a_line_fits_a_header() {
+        let line = Line::chosen(Mode::Steered, "routed", receipt(100), Spent::default()).to_string();
+        let back: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((back["candidates"].as_array().unwrap().len(), &back["compared"]), (SHOWN, &100.into()));
+        assert!(line.len() < 6 << 10, "{} bytes", line.len());
+    }
 }

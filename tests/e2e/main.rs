@@ -14,6 +14,7 @@ mod feed;
 mod harness;
 mod look;
 mod mtls;
+mod receipts;
 mod slices;
 mod steering;
 mod up;
