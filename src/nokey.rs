@@ -35,6 +35,8 @@ reasons! {
     UnknownModel = "unknown_model",
     /// The model is switched off in the configuration.
     ModelOff = "model_off",
+    /// The conversation is not in the model's share of the roll-out.
+    HeldOut = "held_out",
     /// The chat template raised an error; the engine will too.
     TemplateError = "template_error",
     /// The request uses something whose tokens cannot be known here (a server-side conversation, a renderer of

@@ -40,6 +40,7 @@ fn complete() -> Value {
         "hash_seed": "seed",
         "models": [{
             "name": "m", "aliases": ["other"], "adapters": ["l"], "pack": "m", "block_size": 32, "enabled": true,
+            "shadow": false, "rollout_percent": 100,
             "engine": {
                 "engine": "vllm", "version": "0.32.0", "chat_template": "{{ messages }}",
                 "chat_template_content_format": "auto", "default_chat_template_kwargs": {"a": true},
@@ -162,6 +163,8 @@ fn impossible_values_are_refused() {
         ("/models/0/name", json!("")),
         ("/models/0/aliases", json!([""])),
         ("/models/0/aliases", json!(["m"])),
+        ("/models/0/rollout_percent", json!(-1)),
+        ("/models/0/rollout_percent", json!(100.5)),
         ("/models/0/block_size", json!(0)),
         ("/models/0/block_size", json!(4097)),
         ("/models/0/block_size", json!(16.5)),

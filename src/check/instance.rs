@@ -244,6 +244,8 @@ pub fn summary(
                 block_size: m.block_size,
                 engine: format!("{} {}", m.engine.engine, m.engine.version),
                 enabled: m.enabled,
+                shadow: m.shadow,
+                rollout_percent: m.rollout_percent,
             })
             .collect(),
     }

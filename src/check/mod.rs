@@ -73,6 +73,10 @@ pub struct ModelSummary {
     pub engine: String,
     /// False: its requests get no key.
     pub enabled: bool,
+    /// Its requests are decided and not steered.
+    pub shadow: bool,
+    /// Of its conversations, so many in a hundred are routed.
+    pub rollout_percent: f64,
 }
 
 /// An instance of the filter that was found.

@@ -129,7 +129,13 @@ fn text_of(name: &str, report: &Report, paint: Paint) -> String {
 
 fn row(instance: &InstanceSummary, report: &Report) -> Vec<String> {
     let models = instance.models.iter().map(|m| {
-        let off = if m.enabled { "" } else { ", off" };
+        let mut off = if m.enabled { "" } else { ", off" }.to_owned();
+        if m.shadow {
+            off.push_str(", in shadow mode");
+        }
+        if m.rollout_percent < 100.0 {
+            off.push_str(&format!(", {} % of conversations", m.rollout_percent));
+        }
         let pack = if m.pack == m.name { String::new() } else { format!(", pack {}", m.pack) };
         format!("{} ({} tokens a block, {}{pack}{off})", m.name, m.block_size, m.engine)
     });

@@ -91,6 +91,10 @@ pub struct Model {
     pub engine: EngineFlags,
     /// False: its requests get no key.
     pub enabled: bool,
+    /// It is decided where its requests should go, and counted, and they are sent by plain load balancing all the same.
+    pub shadow: bool,
+    /// Of its conversations, so many in a hundred are routed, all turns of each or none; the rest gets no key.
+    pub rollout_percent: f64,
 }
 
 /// Bounds of one VM.

@@ -159,6 +159,8 @@ fn model(path: String, value: &Value) -> Result<Model, ConfigError> {
         block_size: u32::try_from(f.whole("block_size", 16, 1, 4096)?).unwrap_or(16),
         engine: f.part("engine")?,
         enabled: f.flag("enabled", true)?,
+        shadow: f.flag("shadow", false)?,
+        rollout_percent: f.number("rollout_percent", 100.0, 0.0, 100.0)?,
         name,
     };
     f.finish()?;

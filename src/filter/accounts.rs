@@ -21,7 +21,7 @@ use super::models::{Setup, Tools};
 use crate::clock::Time;
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::replicas::Pick;
-use crate::routing::{Line, Mode, Spent};
+use crate::routing::{Line, Mode, Reason, Receipt, Spent};
 
 /// The request header that asks for a receipt.
 pub const EXPLAIN_HEADER: &str = "x-kvroute-explain";
@@ -135,19 +135,31 @@ impl Accounts {
         }
         let held = us(host.now().since(job.since));
         if config.receipts.filter_state {
-            host.set_state("kvroute.outcome", "routed");
-            host.set_state("kvroute.replica", &pick.best.address);
-            host.set_state("kvroute.reason", pick.reason.label());
-            if let Some(model) = job.model.and_then(|at| config.models.get(at)) {
-                host.set_state("kvroute.model", &model.name);
-            }
-            for (name, value) in [("prompt_tokens", tokens), ("matched_tokens", pick.matched), ("held_us", held)] {
-                host.set_state(&format!("kvroute.{name}"), &value.to_string());
-            }
+            state(job, "routed", &pick.best.address, pick.reason, pick.matched, held, host);
         }
         if let (Some(mut watch), Some(receipt)) = (watch, pick.receipt.take()) {
             watch.spent.held = held;
             let line = Line::chosen(Mode::Steered, "routed", *receipt, watch.spent).to_string();
+            self.give(stream, &watch, line, host);
+        }
+    }
+
+    /// A stream would have been sent to a pick.
+    pub fn shadowed(&mut self, job: &Job, receipt: Receipt, watch: Option<Box<Watch>>, host: &dyn Host) {
+        let (config, stream) = (&job.setup.config, job.stream);
+        let matched = receipt.candidates.first().map_or(0, |best| best.matched);
+        if config.selection.outcome_header.is_some() {
+            let (tokens, reason) = (job.tokens().0 as u64, receipt.reason.label());
+            let text = format!("shadow; matched={matched}; prompt={tokens}; reason={reason}; to={}", receipt.pick);
+            self.outcomes.insert(stream, text);
+        }
+        let held = us(host.now().since(job.since));
+        if config.receipts.filter_state {
+            state(job, "shadow", &receipt.pick, receipt.reason, matched, held, host);
+        }
+        if let Some(mut watch) = watch {
+            watch.spent.held = held;
+            let line = Line::chosen(Mode::Shadow, "shadow", receipt, watch.spent).to_string();
             self.give(stream, &watch, line, host);
         }
     }
@@ -176,6 +188,20 @@ impl Accounts {
         self.outcomes.remove(&stream);
         self.receipts.remove(&stream);
         self.asked.remove(&stream);
+    }
+}
+
+/// The filter state of a stream with a pick.
+fn state(job: &Job, outcome: &str, pick: &str, reason: Reason, matched: u64, held: u64, host: &dyn Host) {
+    host.set_state("kvroute.outcome", outcome);
+    host.set_state("kvroute.replica", pick);
+    host.set_state("kvroute.reason", reason.label());
+    if let Some(model) = job.model.and_then(|at| job.setup.config.models.get(at)) {
+        host.set_state("kvroute.model", &model.name);
+    }
+    let tokens = job.tokens().0 as u64;
+    for (name, value) in [("prompt_tokens", tokens), ("matched_tokens", matched), ("held_us", held)] {
+        host.set_state(&format!("kvroute.{name}"), &value.to_string());
     }
 }
 

@@ -214,8 +214,12 @@ impl Job {
     }
 
     fn parsed(&mut self, body: Body) -> Result<(), NoKeyReason> {
-        let (at, _, lora) = self.setup.config.asked(body.model())?;
+        let (at, model, lora) = self.setup.config.asked(body.model())?;
         self.lora = lora.map(str::to_owned);
+        if model.rollout_percent < 100.0 && body.conversation(self.api, &model.name) * 100.0 >= model.rollout_percent {
+            let detail = format!("not among the {} % of {}", model.rollout_percent, model.name);
+            return Err(NoKeyReason::new(NoKey::HeldOut, detail));
+        }
         self.model = Some(at);
         self.stage = Stage::Parsed(body);
         Ok(())

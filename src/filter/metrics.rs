@@ -8,6 +8,8 @@ use crate::routing::Reason;
 pub enum Outcome {
     /// Steered to a replica.
     Routed,
+    /// Decided, and left to plain load balancing all the same.
+    Shadow,
     /// Left to plain load balancing.
     NoKey(NoKey),
     /// The client left while it was held.
@@ -19,6 +21,7 @@ impl Outcome {
     pub fn label(self) -> &'static str {
         match self {
             Outcome::Routed => "routed",
+            Outcome::Shadow => "shadow",
             Outcome::NoKey(reason) => reason.label(),
             Outcome::Cancelled => "cancelled",
         }
@@ -38,6 +41,14 @@ pub enum Counter {
     PromptTokens,
     /// Of those, tokens that the pick was expected to have cached.
     MatchedTokens,
+    /// Prompt tokens of requests in shadow mode.
+    ShadowPromptTokens,
+    /// Of those, tokens that the pick was expected to have cached.
+    ShadowMatchedTokens,
+    /// Of those, tokens that the replica to which Envoy sent them was expected to have cached.
+    ShadowFoundTokens,
+    /// Requests in shadow mode that Envoy sent to the pick.
+    ShadowSame,
     /// Requests of which the engine said how much it found cached, as far as they were looked at.
     ClaimsChecked,
     /// Of them, requests that the engine found less cached of than was believed.
@@ -73,6 +84,10 @@ impl Counter {
             Counter::Moved => "kvroute_moved_total",
             Counter::PromptTokens => "kvroute_prompt_tokens_total",
             Counter::MatchedTokens => "kvroute_matched_tokens_total",
+            Counter::ShadowPromptTokens => "kvroute_shadow_prompt_tokens_total",
+            Counter::ShadowMatchedTokens => "kvroute_shadow_matched_tokens_total",
+            Counter::ShadowFoundTokens => "kvroute_shadow_found_tokens_total",
+            Counter::ShadowSame => "kvroute_shadow_same_total",
             Counter::ClaimsChecked => "kvroute_claims_checked_total",
             Counter::ClaimsOver => "kvroute_claims_over_total",
             Counter::ClaimsUnder => "kvroute_claims_under_total",

@@ -12,6 +12,7 @@
 //! | configuration, models, tokenizers | [`setups`], [`models`] |
 //! | headers that steer | [`steer`] |
 //! | outcome header, receipts, filter state | [`accounts`] |
+//! | requests that are decided and not steered | [`shadow`] |
 //! | the first data of an answer | [`sse`] |
 //! | metrics | [`metrics`] |
 //! | what is shown of all this | [`look_inside`] |
@@ -42,6 +43,7 @@ pub mod router;
 mod router_http;
 pub mod secret;
 pub mod setups;
+pub mod shadow;
 pub mod sse;
 pub mod steer;
 #[cfg(target_family = "wasm")]

@@ -20,6 +20,7 @@ use super::link::Link;
 use super::metrics::{Counter, Gauge, Outcome};
 use super::models::{Setup, Tokenizers, Tools};
 use super::setups::Setups;
+use super::shadow::Shadows;
 use super::sse::FirstData;
 use super::steer::selection_headers;
 use super::turns::{Next, Turns};
@@ -30,6 +31,7 @@ use crate::nokey::{NoKey, NoKeyReason};
 use crate::pack::Pack;
 use crate::replicas::{Ask, BookingId, Fleet, FleetSettings, Matching, Pick};
 use crate::request::Api;
+use crate::routing::Receipt;
 use crate::tokenizer::memory::PromptMemory;
 
 /// How long the first requests of a VM may wait for the first snapshot, within their own time budget.
@@ -49,10 +51,19 @@ struct Held {
     watch: Option<Box<Watch>>,
 }
 
+/// What was decided on a held request.
+enum Choice {
+    /// It goes to the pick.
+    Steer(Pick),
+    /// It would have gone to the pick.
+    Shadow(Box<Receipt>),
+}
+
 /// A request that was let go and is tokenized to its end.
 struct Finishing {
     job: Job,
-    booking: BookingId,
+    /// `None`: of a shadow nothing is booked; it is only remembered for the next turn.
+    booking: Option<BookingId>,
     /// Blocks of the job that the booking has.
     pushed: usize,
     worked: u64,
@@ -118,6 +129,7 @@ pub struct Router {
     flights: HashMap<u32, Flight>,
     /// What is told of single requests.
     pub accounts: Accounts,
+    shadows: Shadows,
     first_request: Option<Time>,
     /// When the fleet's time passed last.
     passed: Time,
@@ -152,6 +164,7 @@ impl Router {
             job_bytes: 0,
             flights: HashMap::new(),
             accounts: Accounts::new(random.rotate_left(16)),
+            shadows: Shadows::default(),
             first_request: None,
             passed: Time(0),
         };
@@ -311,7 +324,9 @@ impl Router {
 
     /// The stream's answer has begun. `address` is the upstream that gives it.
     pub fn response(&mut self, stream: u32, status: u16, address: &str, streamed: bool, host: &dyn Host) {
-        let Some(flight) = self.flights.get_mut(&stream) else { return };
+        let Some(flight) = self.flights.get_mut(&stream) else {
+            return self.shadows.answered(stream, address, host);
+        };
         flight.served = status < 400;
         if !address.is_empty() && *address != *flight.address {
             host.count(Counter::Moved, 1);
@@ -354,6 +369,7 @@ impl Router {
     /// The stream has ended, in whatever way.
     pub fn ended(&mut self, stream: u32, host: &dyn Host) {
         self.accounts.ended(stream);
+        self.shadows.ended(stream);
         if let Some(at) = self.held.iter().position(|h| h.job.stream == stream)
             && let Some(held) = self.held.remove(at)
         {
@@ -361,7 +377,7 @@ impl Router {
             self.release(&held.job);
         }
         let Some(flight) = self.flights.remove(&stream) else { return };
-        if let Some(at) = self.finishing.iter().position(|f| f.booking == flight.booking)
+        if let Some(at) = self.finishing.iter().position(|f| f.booking == Some(flight.booking))
             && let Some(finishing) = self.finishing.remove(at)
         {
             self.finished(finishing);
@@ -451,7 +467,7 @@ impl Router {
     }
 
     /// Works on a held request. `Some`: it is decided.
-    fn advance(&mut self, held: &mut Held, until: Time, host: &dyn Host) -> Option<Result<Pick, NoKeyReason>> {
+    fn advance(&mut self, held: &mut Held, until: Time, host: &dyn Host) -> Option<Result<Choice, NoKeyReason>> {
         loop {
             let waits = self.syncing(host.now());
             if !waits || !held.job.is_done() {
@@ -507,27 +523,31 @@ impl Router {
         Ok(matching.open())
     }
 
-    fn choose(&mut self, held: &mut Held, now: Time, host: &dyn Host) -> Result<Pick, NoKeyReason> {
+    fn choose(&mut self, held: &mut Held, now: Time, host: &dyn Host) -> Result<Choice, NoKeyReason> {
         let matching = held.matching.as_ref();
         let matching = matching.ok_or_else(|| NoKeyReason::new(NoKey::Internal, "nothing was matched"))?;
         let (tokens, exact) = held.job.tokens();
         let setup = &held.job.setup;
         let (policy, only) = (Some(&setup.config.policy), setup.only.as_deref());
+        let shadow = held.job.model.and_then(|at| setup.config.models.get(at)).is_some_and(|model| model.shadow);
         let explain = held.watch.is_some();
         let ask = Ask { tokens: tokens as u64, estimated: !exact, explain, policy, only, now, ..Ask::default() };
-        let pick = self.fleet.choose(matching, &ask).map_err(|kind| NoKeyReason::new(kind, "no candidate"));
+        let choice = match shadow {
+            false => self.fleet.choose(matching, &ask).map(Choice::Steer),
+            true => self.fleet.preview(matching, &ask).map(|receipt| Choice::Shadow(Box::new(receipt))),
+        };
         if let Some(watch) = &mut held.watch {
             watch.chose(now, host.now());
         }
-        pick
+        choice.map_err(|kind| NoKeyReason::new(kind, "no candidate"))
     }
 
     /// Lets a held request go, from outside of its own callbacks.
-    fn release_held(&mut self, held: Held, result: Result<Pick, NoKeyReason>, host: &dyn Host) {
+    fn release_held(&mut self, held: Held, result: Result<Choice, NoKeyReason>, host: &dyn Host) {
         let stream = held.job.stream;
         if !host.enter(stream) {
             // It is gone, though nobody said so.
-            if let Ok(pick) = &result {
+            if let Ok(Choice::Steer(pick)) = &result {
                 self.fleet.finish(pick.booking, false, host.now());
             }
             self.release(&held.job);
@@ -539,11 +559,17 @@ impl Router {
     }
 
     /// Sets the headers of the current stream by what was decided, and remembers it.
-    fn settle(&mut self, held: Held, result: Result<Pick, NoKeyReason>, host: &dyn Host) {
+    fn settle(&mut self, held: Held, result: Result<Choice, NoKeyReason>, host: &dyn Host) {
         let Held { job, pushed, watch, .. } = held;
         let (stream, setup) = (job.stream, job.setup.clone());
         let mut pick = match result {
-            Ok(pick) => pick,
+            Ok(Choice::Steer(pick)) => pick,
+            Ok(Choice::Shadow(receipt)) => {
+                self.shadows.decided(stream, job.tokens().0 as u64, &receipt, host);
+                self.accounts.shadowed(&job, *receipt, watch, host);
+                self.finish(Finishing { job, booking: None, pushed, worked: 0 });
+                return;
+            }
             Err(reason) => {
                 self.passed(stream, &setup, &reason, watch.map(|watch| (watch, job.since)), host);
                 self.release(&job);
@@ -578,7 +604,11 @@ impl Router {
             served: false,
         };
         self.flights.insert(stream, flight);
-        let finishing = Finishing { job, booking: pick.booking, pushed, worked: 0 };
+        self.finish(Finishing { job, booking: Some(pick.booking), pushed, worked: 0 });
+    }
+
+    /// What is left of a request that was let go.
+    fn finish(&mut self, finishing: Finishing) {
         if finishing.job.is_done() {
             self.finished(finishing);
         } else {
@@ -589,8 +619,10 @@ impl Router {
     /// Tells the booking what is known of the whole prompt.
     fn finished(&mut self, finishing: Finishing) {
         let Finishing { job, booking, pushed, .. } = finishing;
-        let rest = job.hashes.get(pushed..).unwrap_or_default();
-        self.fleet.complete(booking, rest, job.tokens().0 as u64);
+        if let Some(booking) = booking {
+            let rest = job.hashes.get(pushed..).unwrap_or_default();
+            self.fleet.complete(booking, rest, job.tokens().0 as u64);
+        }
         self.release(&job);
     }
 

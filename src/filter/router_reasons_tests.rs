@@ -79,6 +79,7 @@ fn every_reason_is_reached_and_counted() {
         json!({"models": [model]})
     };
     with(model(json!({"enabled": false})), &|gateway| gateway.send(&long(), NoKey::ModelOff));
+    with(model(json!({"rollout_percent": 0})), &|gateway| gateway.send(&long(), NoKey::HeldOut));
     let raises = json!({"engine": {"chat_template": "{{ raise_exception('no') }}"}});
     with(model(raises), &|gateway| gateway.send(&long(), NoKey::TemplateError));
     with(json!({}), &|gateway| {

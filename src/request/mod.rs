@@ -5,6 +5,7 @@ mod apply;
 mod chat;
 mod chat_completions;
 mod completions;
+mod conversation;
 mod field;
 mod flags;
 mod harmony;

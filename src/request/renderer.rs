@@ -29,6 +29,11 @@ impl Body {
         }
     }
 
+    /// All of it.
+    pub(super) fn root(&self) -> &Json {
+        &self.root
+    }
+
     /// Takes a request body that is parsed in steps.
     pub fn parsing(bytes: Vec<u8>) -> json::Parsing {
         json::Parsing::new(bytes)

@@ -107,6 +107,8 @@ pub struct Receipt {
 pub enum Mode {
     /// Sent to the pick.
     Steered,
+    /// Left to plain load balancing, though there was a pick.
+    Shadow,
     /// Left to plain load balancing.
     Passed,
 }

@@ -15,6 +15,7 @@ mod harness;
 mod look;
 mod mtls;
 mod receipts;
+mod rollout;
 mod slices;
 mod steering;
 mod up;

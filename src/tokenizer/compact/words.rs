@@ -119,13 +119,20 @@ pub struct Words {
     long: Vec<LongEntry>,
 }
 
+/// Never called. On its own, so that its frame is not part of another one's.
+#[cold]
+#[inline(never)]
+fn on_the_stack(empty: Bucket) -> Box<[Bucket; BUCKETS]> {
+    Box::new([empty; BUCKETS])
+}
+
 impl Default for Words {
     fn default() -> Self {
         let long = LongEntry { word: [0; LONG], ids: [NONE; LONG_IDS], len: 0, count: 0 };
         let empty = Bucket([Entry { key: Key(0, 0), ids: [0; IDS] }; 2]);
         // By way of the heap: a megabyte does not fit the stack.
         let buckets: Box<[Bucket]> = vec![empty; BUCKETS].into();
-        let buckets = buckets.try_into().unwrap_or_else(|_| Box::new([empty; BUCKETS]));
+        let buckets = buckets.try_into().unwrap_or_else(|_| on_the_stack(empty));
         Words { buckets, long: vec![long; LONG_ENTRIES] }
     }
 }
