@@ -161,7 +161,8 @@ impl Bridge {
         for envoy in &envoys {
             tasks.push(tokio::spawn(envoy.clone().run(hub.clone(), to_envoy.clone())));
         }
-        let shown = serve::Shown { secret: config.secret.clone(), hub, envoys, registry: registry.clone() };
+        let (secret, hash_seed) = (config.secret.clone(), config.hash_seed.clone());
+        let shown = serve::Shown { secret, hash_seed, hub, envoys, registry: registry.clone() };
         let routes = serve::routes(Arc::new(shown));
         let ended = |end: std::io::Result<()>| end.unwrap_or_else(|error| tracing::error!("listener: {error}"));
         match &config.tls {

@@ -33,6 +33,8 @@ use crate::look::SECRET_HEADER;
 pub struct Shown {
     /// The secret that snapshots need.
     pub secret: String,
+    /// The deployment's seed of block hashes.
+    pub hash_seed: String,
     /// State.
     pub hub: Arc<Hub>,
     /// Receivers.
@@ -55,6 +57,8 @@ struct Overview {
     epoch: String,
     seq: u64,
     entries: usize,
+    /// Not the seed: what two that have the same one both say.
+    hash_seed: String,
     envoys: Vec<EnvoyState>,
     replicas: Vec<State>,
 }
@@ -109,6 +113,11 @@ async fn snapshot(
     ([(header::CONTENT_TYPE, "application/octet-stream")], frame).into_response()
 }
 
+/// What a seed is known by, without giving it away.
+pub fn seed_mark(seed: &str) -> String {
+    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(format!("hash_seed {seed}").as_bytes()))
+}
+
 async fn replicas(Shared(shown): Shared<Arc<Shown>>, headers: HeaderMap) -> Response {
     if !allowed(&shown, &headers) {
         return error(StatusCode::UNAUTHORIZED, "wrong or no x-kvroute-secret");
@@ -119,6 +128,7 @@ async fn replicas(Shared(shown): Shared<Arc<Shown>>, headers: HeaderMap) -> Resp
         epoch: format!("{:016x}", stats.epoch.id),
         seq: stats.seq,
         entries: stats.entries,
+        hash_seed: seed_mark(&shown.hash_seed),
         envoys: shown.envoys.iter().map(|e| e.state()).collect(),
         replicas: shown.registry.states(),
     })

@@ -13,11 +13,13 @@
 //! | filters and routes around a router | `chain`, `route` |
 //! | instances against each other | `together` |
 //! | models against their packs | `models` |
+//! | the configuration of a running Envoy | [`live`] |
 
 mod chain;
 mod envoy;
 mod input;
 mod instance;
+pub mod live;
 mod models;
 mod route;
 mod together;

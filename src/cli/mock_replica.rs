@@ -91,6 +91,18 @@ pub struct Args {
     /// Batches of events that can be replayed
     #[arg(long, default_value_t = 10_000)]
     replay_batches: usize,
+    /// Compute every prompt anew, as an engine without prefix caching
+    #[arg(long)]
+    no_prefix_caching: bool,
+    /// Publish no KV events
+    #[arg(long)]
+    no_kv_events: bool,
+    /// Do not say in the usage how much was cached
+    #[arg(long)]
+    no_prompt_tokens_details: bool,
+    /// The version that it says it has [default: that of --wire]
+    #[arg(long, value_name = "VERSION")]
+    engine_version: Option<String>,
     /// Answer bodies longer than this many bytes without a look at their content
     #[arg(long, value_name = "BYTES")]
     answer_blindly_over: Option<usize>,
@@ -123,6 +135,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         hashes: args.hashes,
         topic: args.topic,
         replay_batches: args.replay_batches,
+        prefix_caching: !args.no_prefix_caching,
+        kv_events: !args.no_kv_events,
+        prompt_tokens_details: !args.no_prompt_tokens_details,
+        version: args.engine_version,
         answer_blindly_over: args.answer_blindly_over,
         tokenizer_threads: args.tokenizer_threads,
         ..Config::default()

@@ -5,6 +5,7 @@ mod bridge;
 mod check_config;
 mod conform;
 mod demo;
+mod doctor;
 mod explain;
 mod hub;
 mod inspect;
@@ -36,6 +37,7 @@ enum Command {
     Bridge(bridge::Args),
     CheckConfig(check_config::CheckConfigArgs),
     Conform(conform::ConformArgs),
+    Doctor(doctor::DoctorArgs),
     Pack(pack::PackArgs),
     Explain(explain::ExplainArgs),
     Inspect(inspect::InspectArgs),
@@ -55,6 +57,7 @@ pub fn main() -> ExitCode {
         Command::Bridge(args) => bridge::run(args),
         Command::CheckConfig(args) => check_config::run(args),
         Command::Conform(args) => conform::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Replay(args) => replay::run(args),

@@ -24,7 +24,7 @@ pub fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/health", get(health))
         .route("/ping", get(health))
-        .route("/version", get(async || Json(json!({"version": "0.32.0"}))))
+        .route("/version", get(version))
         .route("/v1/models", get(models))
         .route("/metrics", get(metrics))
         .route("/load", get(load))
@@ -65,6 +65,10 @@ async fn models(State(shared): App) -> Json<Value> {
     Json(json!({"object": "list", "data": names.map(model).collect::<Vec<_>>()}))
 }
 
+async fn version(State(shared): App) -> Json<Value> {
+    Json(json!({"version": shared.config.version()}))
+}
+
 async fn load(State(shared): App) -> Json<Value> {
     let gauges = shared.engine.gauges();
     Json(json!({"server_load": gauges.running + gauges.waiting}))
@@ -74,8 +78,8 @@ async fn kv_event_sources(State(shared): App) -> Json<Value> {
     // Sockets of all addresses are what the engine has; it says so by a star.
     let seen = |endpoint: &str| endpoint.rsplit_once(':').map(|(_, port)| format!("tcp://*:{port}"));
     Json(json!({"0": {
-        "enable_kv_cache_events": true,
-        "publisher": "zmq",
+        "enable_kv_cache_events": shared.config.publishes(),
+        "publisher": if shared.config.publishes() { "zmq" } else { "null" },
         "endpoint": seen(&shared.endpoints.events),
         "replay_endpoint": seen(&shared.endpoints.replay),
         "topic": shared.config.topic,
@@ -191,8 +195,10 @@ async fn metrics(State(shared): App) -> Response {
     put("counter", "num_preemptions_total", "", gauges.preemptions as f64);
     put("counter", "request_success_total", ",finished_reason=\"length\"", sums.completed as f64);
     let cache = format!(
-        ",block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"True\",prefix_caching_hash_algo=\"sha256\"",
-        config.block_size, config.blocks
+        ",block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\",prefix_caching_hash_algo=\"sha256\"",
+        config.block_size,
+        config.blocks,
+        if config.prefix_caching { "True" } else { "False" }
     );
     put("gauge", "cache_config_info", &cache, 1.0);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], out).into_response()

@@ -30,6 +30,8 @@ pub struct Call {
     pub include_usage: bool,
     /// Details of the usage changed between versions.
     pub wire: Wire,
+    /// The usage has details.
+    pub details: bool,
     /// Tokens per block.
     pub block_size: usize,
 }
@@ -220,6 +222,7 @@ impl Call {
             }),
             _ => {
                 let details = match self.wire {
+                    _ if !self.details => Value::Null,
                     Wire::Array if cached == 0 => Value::Null,
                     Wire::Array => json!({"cached_tokens": cached}),
                     Wire::Map => {

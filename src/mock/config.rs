@@ -63,6 +63,14 @@ pub struct Config {
     pub topic: String,
     /// Batches that can be replayed.
     pub replay_batches: usize,
+    /// The engine's flag: without it every prompt is computed anew, and nothing is published.
+    pub prefix_caching: bool,
+    /// Whether events are published at all.
+    pub kv_events: bool,
+    /// `--enable-prompt-tokens-details`: the usage says how much was cached.
+    pub prompt_tokens_details: bool,
+    /// The version that it says it has; else that of the engines which write events as `wire` has it.
+    pub version: Option<String>,
     /// Bodies longer than this are answered without a look at their content.
     pub answer_blindly_over: Option<usize>,
     /// Makes the tokenizer.
@@ -117,6 +125,10 @@ impl Default for Config {
             hashes: HashForm::Int,
             topic: String::new(),
             replay_batches: 10_000,
+            prefix_caching: true,
+            kv_events: true,
+            prompt_tokens_details: true,
+            version: None,
             answer_blindly_over: None,
             tokenizer: Arc::new(|| Ok(Box::new(ByteTokenizer))),
             tokenizer_threads: 1,
@@ -139,11 +151,21 @@ impl Config {
         Ok(self)
     }
 
+    /// The version that it says it has.
+    pub fn version(&self) -> &str {
+        let of_wire = if self.wire == Wire::Array { "0.22.1" } else { "0.32.0" };
+        self.version.as_deref().unwrap_or(of_wire)
+    }
+
+    /// Whether it publishes what it stores.
+    pub(super) fn publishes(&self) -> bool {
+        self.kv_events && self.prefix_caching
+    }
+
     /// Flags of an engine that writes events as this one does, with this length of prompts.
     pub fn engine_flags(&self) -> EngineFlags {
-        let version = if self.wire == Wire::Array { "0.22.1" } else { "0.32.0" };
         EngineFlags {
-            version: version.to_owned(),
+            version: self.version().to_owned(),
             max_model_len: Some(self.max_model_len as u64),
             ..EngineFlags::default()
         }

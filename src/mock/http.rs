@@ -88,7 +88,12 @@ impl Shared {
             return Ok(Json(json!({"object": "mock.not_tokenized"})).into_response());
         }
         let params = Params::parse(&body)?;
-        let extra = ExtraKeys { lora: self.adapter(params.model.as_deref())?, cache_salt: params.cache_salt.clone() };
+        let mut extra =
+            ExtraKeys { lora: self.adapter(params.model.as_deref())?, cache_salt: params.cache_salt.clone() };
+        if !self.config.prefix_caching {
+            // Blocks that no other prompt can have.
+            extra.cache_salt = Some(format!("alone-{number}"));
+        }
         let mut prompts = Vec::new();
         for single in params.single_prompts(api, &body) {
             prompts.push(self.tokenizers.tokens(api, single).await?);
@@ -136,6 +141,7 @@ impl Shared {
             hit_limit,
             include_usage: params.stream_options.and_then(|options| options.include_usage) == Some(true),
             wire: self.config.wire,
+            details: self.config.prompt_tokens_details,
             block_size: self.config.block_size as usize,
         };
         self.engine.submit(submissions);

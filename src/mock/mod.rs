@@ -98,6 +98,9 @@ impl Replica {
         let (publisher, endpoints) =
             Publisher::bind(config.host, ports, encoder, &config.topic, config.replay_batches).await?;
         let engine = Engine::start(config.limits(), config.speed()?, publisher);
+        if !config.publishes() {
+            engine.drop_events(u64::MAX, true);
+        }
         let name = config.name.clone().unwrap_or_else(|| address.to_string());
         let name = HeaderValue::from_str(&name).context("the name of the replica must fit into a header")?;
         let faults = Faults::default();

@@ -103,6 +103,8 @@ pub struct Setup {
     pub replicas: usize,
     pub concurrency: u32,
     pub mock: mock::Config,
+    /// Makes the n-th replica another one than the rest.
+    pub vary: Box<dyn Fn(usize, mock::Config) -> mock::Config + Send>,
     pub bootstrap: Bootstrap,
     pub bridge: bool,
     /// `Bootstrap::to_json`, unless the configuration comes from elsewhere.
@@ -117,6 +119,7 @@ impl Default for Setup {
             mock: mock::Config { model: MODEL.into(), block_size: BLOCK, output_tokens: 8, ..mock::Config::default() }
                 .with_pack(&pack_file(), None, Default::default())
                 .unwrap(),
+            vary: Box::new(|_, mock| mock),
             bootstrap: Bootstrap {
                 wasm: packed_wasm(),
                 ingest_wasm: Some(kvroute::gateway::default_wasm()),
@@ -179,8 +182,8 @@ impl Gateway {
     pub async fn start(setup: Setup) -> Gateway {
         let replicas: Vec<Replica> = (0..setup.replicas)
             .map(|i| {
-                let name = Some(format!("r{i}"));
-                Replica::start(mock::Config { name, ..setup.mock.clone() }).unwrap()
+                let mock = mock::Config { name: Some(format!("r{i}")), ..setup.mock.clone() };
+                Replica::start((setup.vary)(i, mock)).unwrap()
             })
             .collect();
         let (ingest, bridge_address) = (free_address(), free_address());
@@ -216,6 +219,13 @@ impl Gateway {
         let secret = &self.envoy.bootstrap().secret;
         self.bridge = Some(BridgeProcess::start(&self.specs, ingest, self.bridge_address, secret, more));
         self.bridge_address
+    }
+
+    /// A bridge that is told this of the replicas, with further arguments.
+    pub fn start_bridge_of(&mut self, specs: &[String], secret: &str, more: &[&str]) {
+        let (ingest, more) = (format!("http://{}", self.envoy.ingest()), more.iter().map(|s| (*s).to_owned()));
+        let more: Vec<String> = more.collect();
+        self.bridge = Some(BridgeProcess::start(specs, &ingest, self.bridge_address, secret, &more));
     }
 
     /// A bridge for the same replicas and the same Envoy.

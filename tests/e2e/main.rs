@@ -7,6 +7,7 @@ mod bodies;
 mod conform;
 mod conversations;
 mod deployments;
+mod doctor;
 mod exact;
 mod fail_open;
 mod faults;

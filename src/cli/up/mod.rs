@@ -269,9 +269,11 @@ impl Plan {
         };
         format!(
             "ready: http://{public} serves {} from {}\n\
-             look: kvroute state --gateway http://{ingest}{secret} --all-workers",
+             look: kvroute state --gateway http://{ingest}{secret} --all-workers\n\
+             check: kvroute doctor --admin http://{}{secret}",
             model["name"].as_str().unwrap_or_default(),
             names.join(", "),
+            self.bootstrap.admin,
         )
     }
 
