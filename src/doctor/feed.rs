@@ -216,6 +216,11 @@ fn judge_bridge(overview: &Overview, proxy: &Proxy, engines: &Engines, report: &
 fn told(address: &str, trust: &str, reason: &str, report: &mut Report) {
     let replica = report.replica(address);
     replica.trust = format!("{trust} ({reason})");
+    // The cause has its own mend.
+    let causes = ["engine_unreachable", "prefix_caching_off", "events_off", "block_size", "topic"];
+    if report.findings.iter().any(|finding| finding.place == address && causes.contains(&finding.id)) {
+        return;
+    }
     if let Some((level, why, mend)) = reasons::trust(reason) {
         let what = format!("trust in its events: {trust}, {reason}");
         report.add(level, "trust", address, [&what, why, mend]);

@@ -185,11 +185,11 @@ impl Admin {
         let mut said = false;
         while let Ok(active @ 1..) = self.stat("http.public.downstream_rq_active").await {
             if Instant::now() >= deadline {
-                stream.say("up", &format!("{active} answers are not complete after {} s", longest.as_secs()));
+                stream.say("up", &format!("not complete after {} s: answers: {active}", longest.as_secs()));
                 return;
             }
             if !said {
-                stream.say("up", &format!("waiting for {active} answers"));
+                stream.say("up", &format!("answers under way: {active}"));
                 said = true;
             }
             sleep(Duration::from_millis(50)).await;
