@@ -18,7 +18,8 @@
 //! The cache state arrives the other way: engines publish KV events, `bridge` turns them into the records of
 //! [`feed`], the ingest instance of the filter hands them to every router VM, and [`index`] applies them.
 //!
-//! Everything but `filter` (wasm), `bridge`, `check`, `doctor`, `gateway`, `hub`, `mock`, `load`, `conform` and `cli` (native) is plain Rust without a host.
+//! Everything but `filter` (wasm), `bridge`, `check`, `doctor`, `gateway`, `hub`, `mock`, `load`, `conform`, `simulate`
+//! and `cli` (native) is plain Rust without a host.
 //! Whatever fails on the way ends in a [`nokey::NoKey`]: the request goes on by plain load balancing.
 
 // A panic in the wasm is a trap, and a trap resets every stream of that Envoy worker.
@@ -88,3 +89,7 @@ pub mod load;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 #[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
 pub mod mock;
+#[cfg(not(target_family = "wasm"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
+#[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
+pub mod simulate;

@@ -54,7 +54,7 @@ fn complete() -> Value {
         "bridge": {"cluster": "kvroute_bridge", "timeout_ms": 1000},
         "replicas": [{"address": "10.0.0.1:8000", "model": "m", "rank": 0, "capacity_blocks": 100}],
         "selection": {
-            "mode": "stateful_session", "header": "x-a", "fallback_header": "x-b", "outcome_header": "x-c",
+            "mode": "stateful_session", "header": "x-a", "fallback_header": "x-b", "outcome_header": "x-c", "session_header": "x-d",
         },
         "limits": {
             "max_inspect_bytes": 4096, "buffer_limit_bytes": 4096, "max_job_bytes": 1 << 20, "max_jobs": 2,
@@ -66,7 +66,7 @@ fn complete() -> Value {
             "chat_completions": ["/chat"], "completions": ["/c"], "messages": ["/m"], "responses": ["/r"],
         },
         "policy": {
-            "queue": 0.5, "context": 0.02, "request": 16, "waiting": 512, "crowding": 2000, "crowding_max": 2500,
+            "queue": 0.5, "context": 0.02, "request": 16, "waiting": 512, "bound": 1.25, "crowding": 2000, "crowding_max": 2500,
             "home_seconds": 120, "cpu_tier": 0.8, "disk_tier": 0.4, "predicted": 0.95, "catching_up": 0.9,
             "stale": 0.5, "no_events": 0.8, "load_max_age_ms": 5000, "session": 0, "temperature": 0, "unconfirmed": 0.5,
             "candidates": 3,
@@ -190,6 +190,7 @@ fn impossible_values_are_refused() {
         ("/selection/fallback_header", json!("x-a")),
         ("/selection/fallback_header", json!("a b")),
         ("/selection/outcome_header", json!(":path")),
+        ("/selection/session_header", json!("X Session")),
         ("/limits/max_inspect_bytes", json!(1023)),
         ("/limits/max_inspect_bytes", json!(2 << 20)), // more than all jobs may have
         ("/limits/buffer_limit_bytes", json!(0)),

@@ -166,6 +166,7 @@ fn requests(call: &Value) -> Vec<NewRequest> {
             prompt: prompts[i / per_prompt].clone(),
             output,
             extra: ExtraKeys { lora: None, cache_salt: request["cache_salt"].as_str().map(str::to_owned) },
+            hashes: Vec::new(),
             session_id: None,
             report_reused: request["vllm_xargs"]["kv_cache_report_mode"] == "full",
         })

@@ -14,6 +14,7 @@ mod mock_replica;
 mod models;
 mod pack;
 mod replay;
+mod simulate;
 mod state;
 mod table;
 mod up;
@@ -43,6 +44,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Load(load::Args),
     Replay(replay::ReplayArgs),
+    Simulate(simulate::Args),
     State(state::StateArgs),
     MockReplica(mock_replica::Args),
 }
@@ -61,6 +63,7 @@ pub fn main() -> ExitCode {
         Command::Pack(args) => pack::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Simulate(args) => simulate::run(args),
         Command::State(args) => state::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Load(args) => load::run(args),

@@ -71,6 +71,9 @@ pub struct Selection {
     pub fallback_header: String,
     /// Response header with the outcome and the matched and prompt tokens; `None` adds nothing.
     pub outcome_header: Option<String>,
+    /// Request header whose value is a session: a weak preference, as much as `policy.session` says. `None`: no
+    /// header is looked at.
+    pub session_header: Option<String>,
 }
 
 /// One model that this gateway knows.

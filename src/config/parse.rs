@@ -211,11 +211,16 @@ fn selection(fields: Option<Fields<'_>>) -> Result<Selection, ConfigError> {
         None => None,
         Some(_) => Some(f.header("outcome_header", "")?),
     };
+    let session_header = match f.take("session_header") {
+        None => None,
+        Some(_) => Some(f.header("session_header", "")?),
+    };
     let selection = Selection {
         mode,
         header: f.header("header", header)?,
         fallback_header: f.header("fallback_header", "x-kvroute-fallback")?,
         outcome_header,
+        session_header,
     };
     f.finish()?;
     Ok(selection)

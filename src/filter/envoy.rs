@@ -77,6 +77,9 @@ impl Host for Envoy {
     fn leave(&self) {
         sys::enter(self.root);
     }
+    fn request_header(&self, name: &str) -> Option<String> {
+        String::from_utf8(sys::header(MapType::HttpRequestHeaders, name)?).ok()
+    }
     fn set_request_header(&self, name: &str, value: &str) -> bool {
         sys::set_header(MapType::HttpRequestHeaders, name, value)
     }

@@ -106,6 +106,9 @@ impl Host for Fake {
     fn leave(&self) {
         self.stream.set(0);
     }
+    fn request_header(&self, name: &str) -> Option<String> {
+        self.headers.borrow().get(&(self.stream.get(), name.to_owned())).cloned()
+    }
     fn set_request_header(&self, name: &str, value: &str) -> bool {
         if self.refuses_headers.get() {
             return false;

@@ -25,6 +25,8 @@ pub trait Host: Shared {
     fn enter(&self, stream: u32) -> bool;
     /// Makes the next calls speak of the root context again.
     fn leave(&self);
+    /// A header of the request of the current stream.
+    fn request_header(&self, name: &str) -> Option<String>;
     /// Sets a header of the request of the current stream.
     fn set_request_header(&self, name: &str, value: &str) -> bool;
     /// Sets `wasm.NAME` in the filter state of the current stream: access logs and spans can show it.

@@ -72,6 +72,8 @@ pub struct Job {
     pub model: Option<usize>,
     /// The LoRA adapter that it names.
     lora: Option<String>,
+    /// The session that its header names.
+    pub session: Option<String>,
     /// Tokens that the answer may have, if the client said so.
     pub max_output_tokens: Option<u64>,
     /// Whether the answer is streamed.
@@ -98,6 +100,7 @@ impl Job {
             since: now,
             model: None,
             lora: None,
+            session: None,
             max_output_tokens: None,
             streamed: false,
             hashes: Vec::new(),

@@ -38,6 +38,8 @@ use crate::tokenizer::memory::PromptMemory;
 const FIRST_SYNC: u64 = 2 * SECOND;
 /// How often the fleet's time passes. Ticks may come more often.
 const FLEET_TICK: u64 = 10 * MS;
+/// Longer values of the session header are no sessions.
+const MAX_SESSION: usize = 256;
 /// Milliseconds between ticks while nothing waits.
 pub const IDLE_TICK: u32 = 50;
 
@@ -235,7 +237,10 @@ impl Router {
     /// The body of a request is complete. Called in the callback of its stream.
     pub fn submit(&mut self, stream: u32, setup: Rc<Setup>, api: Api, body: Vec<u8>, host: &dyn Host) -> Submitted {
         let now = host.now();
-        let job = Job::new(stream, setup, api, body, now);
+        let mut job = Job::new(stream, setup, api, body, now);
+        if let Some(name) = &job.setup.config.selection.session_header {
+            job.session = host.request_header(name).filter(|s| (1..=MAX_SESSION).contains(&s.len()));
+        }
         self.job_bytes = self.job_bytes.saturating_add(job.reserved());
         let watch = self.accounts.watch(stream, &job.setup);
         let mut held = Held { job, matching: None, pushed: 0, watch };
@@ -531,7 +536,8 @@ impl Router {
         let (policy, only) = (Some(&setup.config.policy), setup.only.as_deref());
         let shadow = held.job.model.and_then(|at| setup.config.models.get(at)).is_some_and(|model| model.shadow);
         let explain = held.watch.is_some();
-        let ask = Ask { tokens: tokens as u64, estimated: !exact, explain, policy, only, now, ..Ask::default() };
+        let session = held.job.session.as_deref();
+        let ask = Ask { tokens: tokens as u64, estimated: !exact, explain, session, policy, only, now };
         let choice = match shadow {
             false => self.fleet.choose(matching, &ask).map(Choice::Steer),
             true => self.fleet.preview(matching, &ask).map(|receipt| Choice::Shadow(Box::new(receipt))),

@@ -38,6 +38,40 @@ pub(in crate::filter) fn submit(vm: &mut Router, host: &Fake, stream: u32, setup
     submitted
 }
 
+#[test]
+fn a_session_header_is_a_weak_preference() {
+    let packs = packs("session");
+    let shared = Rc::new(Memory::default());
+    let host = Fake::new(&shared);
+    let replicas: Vec<Value> = (1..=8).map(|n| json!({"address": format!("10.0.0.{n}:1"), "model": MODEL})).collect();
+    let picks = |more: Value, session: &str| {
+        let mut vm = Router::new(1, config(&packs, more), &packs, 7).unwrap();
+        let setup = vm.setups.newest().clone();
+        let mut picks: Vec<String> = Vec::new();
+        for stream in 1..=6 {
+            host.headers.borrow_mut().clear();
+            host.headers.borrow_mut().insert((stream, "x-session".into()), session.into());
+            assert_eq!(submit(&mut vm, &host, stream, &setup, &format!("{stream}abababab")), Submitted::Pass);
+            picks.push(host.headers.borrow()[&(stream, "x-kvroute-replica".to_owned())].clone());
+            vm.ended(stream, &host);
+        }
+        picks.dedup();
+        picks
+    };
+    let with = |session: f64| {
+        json!({"replicas": replicas, "policy": {"session": session},
+        "selection": {"session_header": "x-session"}})
+    };
+    let one = picks(with(500.0), "one");
+    assert_eq!(one.len(), 1, "{one:?}");
+    assert_eq!(picks(with(500.0), "one"), one);
+    assert!(["two", "three", "four", "five"].iter().any(|session| picks(with(500.0), session) != one));
+    // Nobody looks at it.
+    assert!(picks(with(0.0), "one").len() > 1);
+    assert!(picks(json!({"replicas": replicas, "policy": {"session": 500.0}}), "one").len() > 1);
+    assert!(picks(with(500.0), &"x".repeat(300)).len() > 1, "too long to be a session");
+}
+
 /// What Envoy does when something lies in the queue of a VM.
 fn announced(vm: &mut Router, host: &Fake) {
     vm.link.announce(host);

@@ -52,6 +52,7 @@ mod tests {
             header: "a".into(),
             fallback_header: "b".into(),
             outcome_header: None,
+            session_header: None,
         };
         let next = ["10.0.0.2:8000", "10.0.0.3:8000"];
         assert_eq!(

@@ -121,6 +121,7 @@ impl Shared {
                         extra: extra.clone(),
                         session_id: params.session_id.clone(),
                         report_reused: params.report_reused(),
+                        hashes: Vec::new(),
                     },
                     choice: outputs.len(),
                     every_token: streams,

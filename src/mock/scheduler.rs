@@ -44,6 +44,9 @@ pub struct NewRequest {
     pub session_id: Option<String>,
     /// Announce the reused blocks as well (vLLM's `kv_cache_report_mode: full`).
     pub report_reused: bool,
+    /// Hashes of the first full blocks of prompt and output, where the caller has them: those are not computed,
+    /// and the tokens may be anything.
+    pub hashes: Vec<EventHash>,
 }
 
 #[derive(Debug)]
@@ -73,6 +76,8 @@ pub struct Step {
     pub prefill_tokens: usize,
     /// Requests that get their next output token.
     pub decodes: usize,
+    /// Tokens in the contexts of those.
+    pub context_tokens: usize,
 }
 
 /// A token that a step gave.
@@ -148,7 +153,7 @@ impl Scheduler {
                 extra: new.extra,
                 session_id: new.session_id,
                 report_reused: new.report_reused,
-                hashes: Vec::new(),
+                hashes: new.hashes,
                 blocks: Vec::new(),
                 computed: 0,
                 announced: 0,
@@ -260,6 +265,21 @@ impl Scheduler {
         self.waiting.len()
     }
 
+    /// Blocks of this chain that are in the cache, from its start.
+    pub fn held(&self, chain: &[EventHash]) -> usize {
+        chain.iter().take_while(|hash| self.holds(**hash)).count()
+    }
+
+    /// Whether the cache has a block with this hash.
+    pub fn holds(&self, hash: EventHash) -> bool {
+        self.pool.find(hash).is_some()
+    }
+
+    /// Tokens of a request that have their KV; 0 while it waits.
+    pub fn computed(&self, id: RequestId) -> usize {
+        self.requests.get(&id).map_or(0, |request| request.computed)
+    }
+
     /// Share of the blocks that requests use now, cached-but-free ones not counted.
     pub fn usage(&self) -> f64 {
         let usable = self.pool.usable_blocks();
@@ -289,6 +309,7 @@ impl Scheduler {
         let request = &self.requests[&id];
         if request.computed >= request.prompt_tokens {
             step.decodes += 1;
+            step.context_tokens += request.computed;
         } else {
             step.prefill_tokens += new_tokens;
         }

@@ -49,8 +49,6 @@ struct Booking {
     replica: ReplicaIdx,
     prefill: f64,
     context: f64,
-    /// When [`Booking::prefill`] was last worked out.
-    at: Time,
     booked: Time,
     uncached: f64,
 }
@@ -72,6 +70,7 @@ pub struct Book {
     bookings: HashMap<BookingId, Booking>,
     next: u64,
     own: Vec<Load>,
+    ticked: Option<Time>,
     changed: Vec<ReplicaIdx>,
 }
 
@@ -80,7 +79,7 @@ impl Book {
     pub fn book(&mut self, replica: ReplicaIdx, uncached: f64, context: f64, now: Time) -> BookingId {
         self.next += 1;
         let id = BookingId(self.next);
-        self.bookings.insert(id, Booking { replica, prefill: uncached, context, at: now, booked: now, uncached });
+        self.bookings.insert(id, Booking { replica, prefill: uncached, context, booked: now, uncached });
         self.change(replica, Load { requests: 1, prefill: uncached, context }, 1.0);
         id
     }
@@ -137,17 +136,24 @@ impl Book {
         self.bookings.get(&id).map(|b| b.replica)
     }
 
-    /// Lets the prefill shrink by the speed of each replica (tokens a second; 0: unknown), for answers that come
-    /// whole and engines that tell nothing.
+    /// Lets the prefill shrink by the speed of each replica (tokens a second; 0: events tell, or it is unknown), for
+    /// answers that come whole and engines that tell nothing. A replica prefills one request after the other, in the
+    /// order in which they came.
     pub fn tick(&mut self, now: Time, rate: impl Fn(ReplicaIdx) -> f64) {
-        let ids: Vec<_> = self.bookings.iter().filter(|(_, b)| b.prefill > 0.0).map(|(id, _)| *id).collect();
-        for id in ids {
+        let passed = self.ticked.replace(now).map_or(0, |before| now.since(before)) as f64 / 1e9;
+        let booked = self.bookings.iter().filter(|(_, b)| b.prefill > 0.0);
+        let mut booked: Vec<_> =
+            booked.map(|(id, b)| (b.replica, *id)).filter(|(replica, _)| rate(*replica) > 0.0).collect();
+        booked.sort_unstable();
+        let (mut at, mut left) = (None, 0.0);
+        for (replica, id) in booked {
+            if at != Some(replica) {
+                (at, left) = (Some(replica), rate(replica) * passed);
+            }
             self.update(id, |b| {
-                let done = rate(b.replica) * now.since(b.at) as f64 / 1e9;
-                b.at = now;
-                if done > 0.0 {
-                    b.prefill = (b.prefill - done).max(0.0);
-                }
+                let done = b.prefill.min(left);
+                b.prefill -= done;
+                left -= done;
             });
         }
     }

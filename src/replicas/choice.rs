@@ -59,9 +59,10 @@ impl Fleet {
             let tokens = |blocks: u32| (u64::from(blocks) * size).min(cap) as f64;
             let load = world.book.own(idx).plus(self.foreign(idx));
             let reported = replica.reported.filter(|(_, at)| to_ms(ask.now.since(*at)) <= policy.load_max_age_ms);
-            let (others, waiting) = reported.map_or((0, 0), |(report, _)| {
-                let others = report.running.saturating_add(report.waiting).saturating_sub(load.requests);
-                (others, others.min(report.waiting))
+            let (others, waiting, in_use) = reported.map_or((0, 0, 0.0), |(report, _)| {
+                let share = f64::from(report.kv_usage_ppm) / 1e6;
+                let blocks = replica.capacity_blocks.saturating_mul(u64::from(replica.block_size)) as f64;
+                (replica.others, replica.others.min(report.waiting), share * blocks)
             });
             let candidate = Candidate {
                 matched: tokens(held.end),
@@ -70,7 +71,8 @@ impl Fleet {
                 predicted: tokens(held.predicted),
                 unconfirmed: tokens(held.unconfirmed),
                 prefill: load.prefill,
-                context: load.context,
+                // What others sent there is only seen in the cache that it takes.
+                context: load.context.max(in_use),
                 requests: f64::from(load.requests) + f64::from(others - waiting),
                 waiting: f64::from(waiting),
                 homes: f64::from(world.homes.at(idx)),

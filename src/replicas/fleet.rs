@@ -540,7 +540,9 @@ impl Fleet {
     pub fn tick(&mut self, now: Time) {
         let World { book, members, predictions, homes, peers, .. } = &mut self.world;
         predictions.tick(now);
-        book.tick(now, |idx| members.get(idx).map_or(0.0, |r| r.prefill_rate));
+        let silent = |trust| matches!(trust, Trust::NoEvents | Trust::Stale);
+        let untold = |idx| members.get(idx).filter(|r| silent(r.trust)).map_or(0.0, |r| r.prefill_rate);
+        book.tick(now, untold);
         let home = self.policy.home_seconds.saturating_mul(SECOND);
         homes.tick(Time(now.0.saturating_sub(home)));
         let silent = peers.silent(now);

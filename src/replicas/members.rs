@@ -73,6 +73,8 @@ pub struct Replica {
     pub column: Option<Column>,
     /// The last load that its engine reported, and when it was read.
     pub reported: Option<(LoadReport, Time)>,
+    /// Requests of that report beyond those that were booked when it came.
+    pub others: u32,
     /// Its number in the feed of the current leader.
     pub feed: Option<FeedReplicaId>,
     /// Named in the configuration: stays when the feed does not know it.
@@ -219,6 +221,7 @@ impl Members {
                     dense: info.dense,
                     column: None,
                     reported: None,
+                    others: 0,
                     feed: None,
                     fixed: false,
                     prefill_rate: 0.0,

@@ -22,6 +22,8 @@ mod world;
 
 pub use book::BookingId;
 pub use fleet::{Ask, Fleet, FleetSettings, Matching, Pick, Target};
+#[cfg(not(target_family = "wasm"))]
+pub(crate) use homes::Homes;
 pub use members::{ReplicaIdx, ReplicaKey, StaticReplica};
 
 #[cfg(test)]

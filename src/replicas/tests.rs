@@ -7,6 +7,7 @@ use crate::feed::digest::{DRAWERS, Digests};
 use crate::feed::record::{LoadReport, Record, ReplicaInfo, Tier, Trust};
 use crate::feed::sync::Pull;
 use crate::feed::{Epoch, FeedReplicaId};
+use crate::simulate::{Scenario, burst::break_even};
 
 const BLOCK: u32 = 16;
 
@@ -159,7 +160,10 @@ fn a_cold_burst_of_one_prompt_goes_together_until_spreading_is_cheaper() {
     let mut used: Vec<_> = picks.iter().map(|p| p.best.address.clone()).collect();
     used.sort();
     used.dedup();
-    assert!(used.len() <= 4, "{} replicas compute it", used.len());
+    // Where waiting costs more than computing it once more; it goes together up to there.
+    let pays = break_even(&Scenario::default(), 64, 8192);
+    assert_eq!(used.len(), pays, "replicas compute it");
+    assert!((2..8).contains(&pays), "{pays}");
     let computed = picks.iter().filter(|p| p.matched == 0).count();
     assert_eq!(computed, used.len(), "nobody computes it twice");
     // All of it is given back.
@@ -205,6 +209,26 @@ fn the_prefill_shrinks_with_the_own_blocks_and_ends_at_the_first_data() {
     assert_eq!((booked(&worker).prefill, booked(&worker).context), (0.0, 1650.0));
     worker.fleet.finish(pick.booking, true, Time(worker.now));
     assert_eq!(booked(&worker).requests, 0);
+}
+
+#[test]
+fn without_events_the_prefills_of_a_replica_shrink_one_after_the_other() {
+    let booked = |w: &Worker| w.fleet.stats(Time(w.now)).replicas[0].own.prefill;
+    let prompt = |n: u32| (0..1600).map(|i| n * 5000 + i).collect::<Vec<TokenId>>();
+    for (trust, left) in [(Trust::NoEvents, 3 * 1600 - 1600), (Trust::Exact, 3 * 1600)] {
+        let mut worker = Worker::new(1, trust, 5);
+        // 1,600 tokens in 100 ms.
+        let pick = worker.pick(&prompt(0));
+        worker.now += 100 * MS;
+        worker.fleet.first_data(pick.booking, Time(worker.now));
+        worker.fleet.finish(pick.booking, true, Time(worker.now));
+        worker.fleet.tick(Time(worker.now));
+        (1..4).for_each(|n| drop(worker.pick(&prompt(n))));
+        assert_eq!(booked(&worker), 3.0 * 1600.0);
+        worker.now += 100 * MS;
+        worker.fleet.tick(Time(worker.now));
+        assert!((booked(&worker) - f64::from(left)).abs() < 1.0, "{trust:?}: {}", booked(&worker));
+    }
 }
 
 #[test]
@@ -317,6 +341,28 @@ fn reported_load_counts_for_what_nobody_booked() {
     worker.now += 10 * SECOND;
     let prompt: Vec<TokenId> = (0..100).map(|i| 70_000 + i).collect();
     assert_eq!(&*worker.pick(&prompt).best.address, "10.0.0.0:80");
+}
+
+#[test]
+fn requests_of_others_stay_what_they_were_at_the_report() {
+    let mut worker = Worker::new(1, Trust::Exact, 1);
+    let requests = |w: &Worker| {
+        let matching = w.fleet.begin("m", BLOCK).unwrap();
+        let (_, plain, _) = w.fleet.candidates(&matching, &Ask { tokens: 10, now: Time(w.now), ..Ask::default() });
+        (plain[0].requests, plain[0].waiting)
+    };
+    let prompt = |n: u32| (0..100).map(|i| n * 1000 + i).collect::<Vec<TokenId>>();
+    let first = worker.pick(&prompt(0));
+    let load = LoadReport { running: 7, waiting: 4, kv_usage_ppm: 0, age_ms: 0 };
+    worker.feed(vec![Record::Load(FeedReplicaId(0), load)]);
+    // One of the eleven is known.
+    assert_eq!(requests(&worker), (1.0 + 6.0, 4.0));
+    let more: Vec<_> = (1..4).map(|n| worker.pick(&prompt(n))).collect();
+    assert_eq!(requests(&worker), (4.0 + 6.0, 4.0));
+    for pick in more.iter().chain([&first]) {
+        worker.fleet.finish(pick.booking, true, Time(worker.now));
+    }
+    assert_eq!(requests(&worker), (6.0, 4.0));
 }
 
 #[test]

@@ -181,8 +181,13 @@ impl Target for World {
 
     fn load(&mut self, id: FeedReplicaId, load: &LoadReport, now: Time) {
         let read = Time(now.0.saturating_sub(u64::from(load.age_ms).saturating_mul(MS)));
-        if let Some(replica) = self.members.of_feed(id).and_then(|idx| self.members.get_mut(idx)) {
+        let Some(idx) = self.members.of_feed(id) else { return };
+        let foreign = self.foreign.get(usize::from(idx.0)).copied().unwrap_or_default();
+        let booked = self.book.own(idx).plus(foreign).requests;
+        if let Some(replica) = self.members.get_mut(idx) {
             replica.reported = Some((*load, read));
+            // Told apart now: what is booked or ends later says nothing of those that others sent.
+            replica.others = load.running.saturating_add(load.waiting).saturating_sub(booked);
         }
     }
 

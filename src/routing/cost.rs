@@ -19,7 +19,7 @@ pub struct Candidate {
     pub unconfirmed: f64,
     /// Prompt tokens booked there and not prefilled yet.
     pub prefill: f64,
-    /// Tokens in the context of the requests booked there.
+    /// Tokens in the context of the requests booked there, or in the cache for requests by its engine's report.
     pub context: f64,
     /// Requests booked there, and those that its engine runs beyond them.
     pub requests: f64,
@@ -69,11 +69,27 @@ pub fn last_token_cap(tokens: u64, block_size: u32) -> u64 {
 /// Costs stay below this, so that sums of them are finite and exact to the token.
 const MOST: f64 = 1e12;
 
+/// What it costs to be over the bound: more than any load that is not, and still exact to the token.
+const OVER: f64 = 1e14;
+
 fn sane(x: f64) -> f64 {
     if x.is_nan() { 0.0 } else { x.clamp(0.0, MOST) }
 }
 
-fn score(policy: &Policy, request: &Request, at: usize, c: &Candidate) -> Scored {
+/// More requests than this on a replica are over the bound.
+fn bound(policy: &Policy, candidates: &[Candidate]) -> f64 {
+    if policy.bound <= 0.0 {
+        return f64::INFINITY;
+    }
+    let all: f64 = candidates.iter().map(requests).sum();
+    1.0 + policy.bound * all / candidates.len().max(1) as f64
+}
+
+fn requests(c: &Candidate) -> f64 {
+    sane(c.requests) + sane(c.waiting)
+}
+
+fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidate) -> Scored {
     let tokens = sane(request.tokens);
     let matched = sane(c.matched).min(tokens);
     let predicted = sane(c.predicted).min(matched);
@@ -98,7 +114,8 @@ fn score(policy: &Policy, request: &Request, at: usize, c: &Candidate) -> Scored
         + sane(policy.context * sane(c.context))
         + sane(policy.request * sane(c.requests))
         + sane(policy.waiting * sane(c.waiting))
-        + crowding;
+        + crowding
+        + if requests(c) > bound { OVER } else { 0.0 };
     let session = if c.session { 0.0 } else { sane(policy.session) };
     let cost = tokens - credit + load + session;
     Scored { candidate: at, cost, credit, crowding, load, lot: lot(request.seed, at) }
@@ -106,7 +123,9 @@ fn score(policy: &Policy, request: &Request, at: usize, c: &Candidate) -> Scored
 
 /// The best `1 + next` candidates, best first. Equal to the token, the least loaded goes first, then chance.
 pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: usize) -> Vec<Scored> {
-    let mut scored: Vec<Scored> = candidates.iter().enumerate().map(|(at, c)| score(policy, request, at, c)).collect();
+    let bound = bound(policy, candidates);
+    let scored = candidates.iter().enumerate().map(|(at, c)| score(policy, request, bound, at, c));
+    let mut scored: Vec<Scored> = scored.collect();
     if policy.temperature > 0.0 {
         // Drawing by exp(-cost / T) without a sum: the least of cost - T * Gumbel noise.
         for s in &mut scored {

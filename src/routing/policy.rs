@@ -8,16 +8,20 @@ use serde::{Deserialize, Serialize};
 pub struct Policy {
     /// Cost of each prompt token already booked or queued on the replica and not prefilled yet. Below 1: waiting
     /// costs only this request time, while prefilling the same tokens once more costs the replica capacity.
-    /// Higher spreads bursts of one prefix sooner. Default 0.5.
+    /// Higher spreads bursts of one prefix sooner and keeps short prompts from waiting behind long ones;
+    /// from 1 on nothing is gained by waiting for a prefix that is under way. Default 0.8.
     pub queue: f64,
     /// Cost of each token in the context of the requests that run there: they slow each step and fill the cache.
-    /// Default 0.02.
+    /// Higher evens out long contexts, at the price of queues that are less even. Default 0.008.
     pub context: f64,
-    /// Cost of each request that runs there. Default 16.
+    /// Cost of each request that runs there. Higher makes the numbers of requests more even. Default 32.
     pub request: f64,
     /// Cost of each request that waits there for a place and was sent by nobody known to this gateway.
     /// Default 512.
     pub waiting: f64,
+    /// Bounded load: a replica with more than this many times the mean of requests, and one more, is only picked when
+    /// all have. Lower spreads hot prefixes sooner, whatever that costs in cache. Default 0: no bound.
+    pub bound: f64,
     /// Cost of being home to more conversations than the others: this much for (mean + 4) conversations more
     /// than the mean, growing with the square. It keeps one shared system prompt from drawing every new
     /// conversation to one replica, and does not move those that live there. Default 2000.
@@ -42,8 +46,8 @@ pub struct Policy {
     pub no_events: f64,
     /// Age in milliseconds past which a load that an engine reported is not used. Default 5000.
     pub load_max_age_ms: u64,
-    /// Cost taken off the replica that the session header points at: a weak preference. Default 0 (no header is
-    /// looked at).
+    /// Cost taken off the replica that the session points at, by the header that `selection.session_header` names: a
+    /// weak preference, for prompts whose blocks nobody holds yet. Default 0 (no header is looked at).
     pub session: f64,
     /// Randomness: 0 takes the cheapest; T makes a replica that costs T tokens more e times less likely.
     /// Default 0.
@@ -55,10 +59,11 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Policy {
-            queue: 0.5,
-            context: 0.02,
-            request: 16.0,
+            queue: 0.8,
+            context: 0.008,
+            request: 32.0,
             waiting: 512.0,
+            bound: 0.0,
             crowding: 2000.0,
             crowding_max: 2500.0,
             home_seconds: 120,
@@ -94,6 +99,9 @@ impl Policy {
             if !(0.0..=1e9).contains(&value) {
                 return Err((name, format!("must be a number from 0 to 1000000000, not {value}")));
             }
+        }
+        if self.bound != 0.0 && !(1.0..=1e9).contains(&self.bound) {
+            return Err(("bound", format!("must be 0 (no bound) or a number from 1, not {}", self.bound)));
         }
         let shares = [
             ("cpu_tier", self.cpu_tier),

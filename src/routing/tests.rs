@@ -50,7 +50,9 @@ proptest! {
     fn more_load_never_raises_and_more_matched_never_lowers(
         candidates in prop::collection::vec(candidate(), 2..10), tokens in 0.0..50_000.0f64, mean in 0.0..100.0f64,
         seed in any::<u64>(), which in any::<prop::sample::Index>(), more in 0.0..10_000.0f64, what in 0..5usize,
+        bound in prop_oneof![Just(0.0), 1.0..4.0f64],
     ) {
+        let policy = Policy { bound, ..Policy::default() };
         let request = Request { tokens, mean_homes: mean, seed };
         let which = which.index(candidates.len());
         let finite = |x: f64| if x.is_finite() && x > 0.0 { x.min(1e9) } else { 0.0 };
@@ -60,14 +62,14 @@ proptest! {
                 *x = finite(*x);
             }
         }
-        let before = place(&rank(&Policy::default(), &request, &candidates, 99), which);
+        let before = place(&rank(&policy, &request, &candidates, 99), which);
         let mut loaded = candidates.clone();
         let c = &mut loaded[which];
         *[&mut c.prefill, &mut c.context, &mut c.requests, &mut c.waiting, &mut c.homes][what] += more;
-        prop_assert!(place(&rank(&Policy::default(), &request, &loaded, 99), which) >= before);
+        prop_assert!(place(&rank(&policy, &request, &loaded, 99), which) >= before);
         let mut matched = candidates.clone();
         matched[which].matched += more;
-        prop_assert!(place(&rank(&Policy::default(), &request, &matched, 99), which) <= before);
+        prop_assert!(place(&rank(&policy, &request, &matched, 99), which) <= before);
     }
 }
 
@@ -87,6 +89,22 @@ fn ties_go_to_the_least_loaded_then_by_lot() {
         let request = Request { tokens: 100.0, seed, ..Request::default() };
         assert_eq!(rank(&policy, &request, &[busy, idle], 1)[0].candidate, 1);
     }
+}
+
+#[test]
+fn a_bound_spreads_what_is_hot_and_binds_nobody_when_all_are_over_it() {
+    let hot = |requests| Candidate { matched: 90_000.0, requests, trust: Trust::Exact, ..Candidate::default() };
+    let cold = Candidate { requests: 3.0, ..hot(0.0) };
+    let cold = Candidate { matched: 0.0, ..cold };
+    let request = Request { tokens: 100_000.0, ..Request::default() };
+    let best = |policy: &Policy, all: &[Candidate]| rank(policy, &request, all, 0)[0].candidate;
+    let bounded = Policy { bound: 1.25, ..Policy::default() };
+    // The mean is 6 with 9 of them on one: 1 + 1.25 * 6 is the most.
+    assert_eq!(best(&Policy::default(), &[cold, hot(9.0)]), 1);
+    assert_eq!(best(&bounded, &[cold, hot(9.0)]), 0);
+    assert_eq!(best(&bounded, &[cold, hot(6.0)]), 1);
+    assert_eq!(best(&bounded, &[hot(9.0)]), 0);
+    assert!(Policy { bound: 0.5, ..Policy::default() }.check().is_err_and(|(field, _)| field == "bound"));
 }
 
 #[test]

@@ -1,0 +1,43 @@
+//! kvroute's cost with the truth in place of what a gateway can know.
+
+use super::{Policy, View};
+use crate::clock::{SECOND, Time};
+use crate::replicas::{Homes, ReplicaIdx};
+use crate::routing::{self, Request, rank};
+use crate::simulate::traffic::Call;
+use crate::simulate::truth::candidates;
+use crate::simulate::{Dice, Scenario};
+
+/// See the module.
+pub struct Oracle {
+    policy: routing::Policy,
+    block_size: u32,
+    dice: Dice,
+    homes: Homes,
+}
+
+impl Oracle {
+    pub fn new(scenario: &Scenario, dice: Dice) -> Self {
+        let (policy, block_size) = (scenario.policy.clone(), scenario.block_size);
+        Oracle { policy, block_size, dice, homes: Homes::default() }
+    }
+}
+
+impl Policy for Oracle {
+    fn pick(&mut self, call: &Call, view: View<'_>) -> usize {
+        let mut all = candidates(view.truth, call, self.block_size);
+        for (at, candidate) in all.iter_mut().enumerate() {
+            candidate.homes = f64::from(self.homes.at(ReplicaIdx(at as u16)));
+        }
+        let mean_homes = all.iter().map(|c| c.homes).sum::<f64>() / all.len().max(1) as f64;
+        let request = Request { tokens: call.prompt as f64, mean_homes, seed: self.dice.draw() };
+        let picked = rank(&self.policy, &request, &all, 0).first().map_or(0, |s| s.candidate);
+        let matched = (all[picked].matched / f64::from(self.block_size)) as usize;
+        self.homes.settle(call.prompt_chain(), matched, ReplicaIdx(picked as u16), view.now);
+        picked
+    }
+
+    fn tick(&mut self, now: Time) {
+        self.homes.tick(Time(now.0.saturating_sub(self.policy.home_seconds * SECOND)));
+    }
+}
