@@ -61,6 +61,7 @@ fn complete() -> Value {
             "time_budget_ms": 5, "finish_budget_ms": 5, "slice_ms": 0.5, "index_bytes": 1 << 20,
             "prompt_memory_bytes": 1 << 20, "memory_bytes": 32 << 20, "max_backlog": 100,
         },
+        "tenant_salt": {"header": "x-tenant", "write": true},
         "receipts": {"explain": true, "header": "x-r", "sample": 0.01, "filter_state": true},
         "paths": {
             "chat_completions": ["/chat"], "completions": ["/c"], "messages": ["/m"], "responses": ["/r"],
@@ -206,6 +207,8 @@ fn impossible_values_are_refused() {
         ("/limits/index_bytes", json!(32 << 20)),         // with the jobs more than the VM
         ("/limits/memory_bytes", json!(1 << 30)),
         ("/limits/max_backlog", json!(15)),
+        ("/tenant_salt/header", json!("content-length")),
+        ("/tenant_salt/header", json!(null)),
         ("/receipts/header", json!("X-R")),
         ("/receipts/sample", json!(1.5)),
         ("/receipts/sample", json!(-0.1)),

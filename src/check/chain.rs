@@ -19,6 +19,7 @@ pub fn check(one: &Instance<'_>, manager: &Manager<'_>, envoy: &Envoy<'_>, findi
         Some(Role::Router) => {
             let Some(config) = one.router() else { return };
             stripped(one, config, manager, findings);
+            salted(one, config, manager, findings);
             if config.selection.mode == SelectionMode::StatefulSession {
                 session(one, config, manager, findings);
             }
@@ -87,6 +88,29 @@ fn stripped(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, findings
         let what =
             format!("answers tell clients a replica's address in {name}, where Envoy chose another than the filter");
         let mend = format!("add response_mutations: [{{remove: {name}}}] to the header_mutation filter");
+        findings.add(Level::Warning, &one.place, &path, what, mend);
+    }
+}
+
+/// The salt keeps tenants apart only where it is the gateway's, and where no request goes round the filter.
+fn salted(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, findings: &mut Findings) {
+    let Some(name) = &config.tenant_salt.header else { return };
+    let plugin = &one.plugin;
+    let open = plugin.text(&["failure_policy"]) == Some("FAIL_OPEN") || plugin.is_true("fail_open");
+    if open && config.tenant_salt.write {
+        let what = "tenant_salt.write with FAIL_OPEN: after a fault of the VM requests go on without their salt";
+        let path = format!("{}.failure_policy", plugin.path);
+        findings.add(Level::Error, &one.place, &path, what, "set failure_policy: FAIL_RELOAD");
+    }
+    let before = manager.filters.iter().take(one.index);
+    let others = before.filter(|f| f.of_type(MUTATION).is_none()).count();
+    let mutated = manager.filters.iter().take(one.index).any(|f| mutates(f, "request_mutations", name));
+    let early = manager.at.list(&["early_header_mutation_extensions"]);
+    if others == 0 && !mutated && early.is_empty() {
+        let what =
+            format!("nothing before kvroute sets or removes {name}: a client that sends it is whatever tenant it says");
+        let mend = format!("set {name} by the filter that knows the tenant, or remove it from clients, before kvroute");
+        let path = format!("{}.http_filters", manager.at.path);
         findings.add(Level::Warning, &one.place, &path, what, mend);
     }
 }

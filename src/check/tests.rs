@@ -101,6 +101,25 @@ fn envoy_yaml_has_no_finding_but_its_secret() {
 }
 
 #[test]
+fn a_tenants_salt_is_the_gateways() {
+    let mut own = bootstrap();
+    own.router["tenant_salt"] = json!({"header": "x-tenant", "write": true});
+    let mut config = own.to_json(Path::new("/d"));
+    let said = findings(&report(&config));
+    assert!(
+        matches!(&said[..], [(Level::Warning, what)] if what.starts_with("nothing before kvroute sets")),
+        "{said:?}"
+    );
+    let list =
+        config.pointer_mut(&format!("{ROUTER}/http_filters/0/typed_config/mutations/request_mutations")).unwrap();
+    list.as_array_mut().unwrap().push(json!({"remove": "x-tenant"}));
+    assert_eq!(findings(&report(&config)), []);
+    set(&mut config, &format!("{PLUGIN}/failure_policy"), json!("FAIL_OPEN"));
+    let said = findings(&report(&config));
+    assert!(said.iter().any(|(level, what)| *level == Level::Error && what.contains("without their salt")), "{said:?}");
+}
+
+#[test]
 fn nobody_can_ask_for_a_receipt_where_the_question_is_removed() {
     let explain = |config: &mut Value| config["receipts"] = json!({"explain": true});
     let stripped = report(&plugin(PLUGIN, explain));

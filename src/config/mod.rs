@@ -164,6 +164,15 @@ pub struct Receipts {
     pub filter_state: bool,
 }
 
+/// The salt of a tenant's cache, by a header that the gateway sets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TenantSalt {
+    /// The header; its value takes the place of the body's `cache_salt`. `None`: the body's own holds.
+    pub header: Option<String>,
+    /// The salt is written into the body, too; a body that cannot be changed is refused.
+    pub write: bool,
+}
+
 /// Switches that exist for tests only; all off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TestSwitches {
@@ -186,6 +195,8 @@ pub struct Config {
     pub policy: Policy,
     /// Bounds.
     pub limits: Limits,
+    /// What keeps the caches of tenants apart.
+    pub tenant_salt: TenantSalt,
     /// Who is told why.
     pub receipts: Receipts,
     /// Goes into every block hash; the bridge must have the same.

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::read::Fields;
 use super::{
-    Bridge, Config, ConfigError, Limits, Model, Receipts, Role, Selection, SelectionMode, StaticReplica, TestSwitches,
+    Bridge, Config, ConfigError, Limits, Model, Receipts, Role, Selection, SelectionMode, StaticReplica, TenantSalt,
+    TestSwitches,
 };
 use crate::request::ApiPaths;
 
@@ -35,6 +36,7 @@ impl Config {
             selection: selection(top.object("selection")?)?,
             policy: top.part("policy")?,
             limits: limits(top.object("limits")?)?,
+            tenant_salt: tenant_salt(top.object("tenant_salt")?)?,
             receipts: receipts(top.object("receipts")?)?,
             hash_seed: top.text("hash_seed")?.unwrap_or_default(),
             secret: secret(&mut top)?,
@@ -247,6 +249,20 @@ fn limits(fields: Option<Fields<'_>>) -> Result<Limits, ConfigError> {
     };
     f.finish()?;
     Ok(limits)
+}
+
+fn tenant_salt(fields: Option<Fields<'_>>) -> Result<TenantSalt, ConfigError> {
+    let Some(mut f) = fields else { return Ok(TenantSalt::default()) };
+    let header = match f.take("header") {
+        None => None,
+        Some(_) => Some(f.header("header", "")?),
+    };
+    let salt = TenantSalt { header, write: f.flag("write", false)? };
+    if salt.write && salt.header.is_none() {
+        return Err(f.error("header", "is missing: name the header whose value is to be written"));
+    }
+    f.finish()?;
+    Ok(salt)
 }
 
 fn receipts(fields: Option<Fields<'_>>) -> Result<Receipts, ConfigError> {

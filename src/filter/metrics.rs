@@ -49,6 +49,10 @@ pub enum Counter {
     ShadowFoundTokens,
     /// Requests in shadow mode that Envoy sent to the pick.
     ShadowSame,
+    /// Requests that got the salt of their tenant.
+    Salted,
+    /// Requests that were refused, since it could not be written into their body.
+    SaltRefused,
     /// Requests of which the engine said how much it found cached, as far as they were looked at.
     ClaimsChecked,
     /// Of them, requests that the engine found less cached of than was believed.
@@ -88,6 +92,8 @@ impl Counter {
             Counter::ShadowMatchedTokens => "kvroute_shadow_matched_tokens_total",
             Counter::ShadowFoundTokens => "kvroute_shadow_found_tokens_total",
             Counter::ShadowSame => "kvroute_shadow_same_total",
+            Counter::Salted => "kvroute_salted_total",
+            Counter::SaltRefused => "kvroute_salt_refused_total",
             Counter::ClaimsChecked => "kvroute_claims_checked_total",
             Counter::ClaimsOver => "kvroute_claims_over_total",
             Counter::ClaimsUnder => "kvroute_claims_under_total",

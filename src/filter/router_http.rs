@@ -4,16 +4,21 @@ use std::rc::Rc;
 
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType, MapType};
+use serde_json::json;
 
 use super::accounts::EXPLAIN_HEADER;
 use super::entry::{Ticker, with_router};
 use super::envoy::Envoy;
+use super::host::Host;
+use super::ingest_http::respond;
+use super::metrics::Counter;
 use super::models::Setup;
 use super::router::{Reads, Submitted};
 use super::{secret, sys};
 use crate::look::SECRET_HEADER;
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::request::Api;
+use crate::request::salt::salted;
 
 /// Of an answer, what is looked at in one piece for its first data.
 const PEEK: usize = 4 << 10;
@@ -24,6 +29,10 @@ const PIECE: usize = 64 << 10;
 /// the piece that just came included, exceeds its buffer limit, so of a body of unknown length only so much is
 /// held that one more read still fits.
 const ONE_READ: usize = 8 << 20;
+
+/// The longest salt of a tenant that is taken, and the room for it in Envoy's buffer.
+const LONGEST_SALT: usize = 1 << 10;
+const SALT_ROOM: usize = 4 << 10;
 
 /// Where the request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +53,8 @@ pub struct RouterHttp {
     ticker: Ticker,
     phase: Phase,
     length_known: bool,
+    /// What the gateway says of the tenant.
+    tenant: Option<Vec<u8>>,
     /// The router remembers something of this stream, until it ends.
     known: bool,
 }
@@ -51,7 +62,7 @@ pub struct RouterHttp {
 impl RouterHttp {
     /// A new stream.
     pub fn new(id: u32, host: Envoy, setup: Rc<Setup>, ticker: Ticker) -> RouterHttp {
-        RouterHttp { id, host, setup, ticker, phase: Phase::Passing, length_known: false, known: false }
+        RouterHttp { id, host, setup, ticker, phase: Phase::Passing, length_known: false, tenant: None, known: false }
     }
 
     fn begin(&mut self, end_of_stream: bool) -> Result<Api, NoKeyReason> {
@@ -63,6 +74,9 @@ impl RouterHttp {
         let api = api.filter(|_| header(":method") == b"POST").ok_or_else(not_ours)?;
         if end_of_stream {
             return Err(NoKeyReason::new(NoKey::BadRequest, "there is no body"));
+        }
+        if let Some(name) = &self.setup.config.tenant_salt.header {
+            self.tenant = sys::header(MapType::HttpRequestHeaders, name).filter(|salt| !salt.is_empty());
         }
         let length = header("content-length");
         let length = std::str::from_utf8(&length).ok().and_then(|l| l.trim().parse::<u64>().ok());
@@ -89,7 +103,8 @@ impl RouterHttp {
 
     fn fits(&self, bytes: u64) -> Result<(), NoKeyReason> {
         let limits = &self.setup.config.limits;
-        let headroom = if self.length_known { 0 } else { ONE_READ };
+        let room = if self.must_salt() { SALT_ROOM } else { 0 };
+        let headroom = room + if self.length_known { 0 } else { ONE_READ };
         let most = limits.max_inspect_bytes.min(limits.buffer_limit_bytes.saturating_sub(headroom)) as u64;
         if bytes > most || most == 0 {
             let detail =
@@ -99,11 +114,50 @@ impl RouterHttp {
         Ok(())
     }
 
+    /// Whether the request must not go on without the salt of its tenant.
+    fn must_salt(&self) -> bool {
+        self.tenant.is_some() && self.setup.config.tenant_salt.write
+    }
+
+    /// The body with the salt of its tenant; written where it must be.
+    fn salt(&mut self, body: Vec<u8>, body_size: usize) -> Result<Vec<u8>, NoKeyReason> {
+        let Some(tenant) = &self.tenant else { return Ok(body) };
+        let bad = |what: &str| NoKeyReason::new(NoKey::BadRequest, format!("cache_salt of the tenant: {what}"));
+        let salt = std::str::from_utf8(tenant).ok().filter(|salt| salt.len() <= LONGEST_SALT);
+        let salt = salt.ok_or_else(|| bad("longer than 1,024 bytes, or no UTF-8"))?;
+        let salted = salted(&body, salt).ok_or_else(|| bad("the body is no JSON object"))?;
+        if self.must_salt() {
+            let length = salted.len().to_string();
+            let written = sys::set_buffer(BufferType::HttpRequestBody, body_size, &salted)
+                && (!self.length_known || sys::set_header(MapType::HttpRequestHeaders, "content-length", &length));
+            if !written {
+                return Err(NoKeyReason::new(NoKey::HostError, "cache_salt of the tenant: the body cannot be written"));
+            }
+            // It may go on now, with a key or without.
+            self.tenant = None;
+        }
+        self.host.count(Counter::Salted, 1);
+        Ok(salted)
+    }
+
+    /// Answers a request whose salt cannot be written.
+    fn refuse(&mut self, reason: &NoKeyReason) -> Action {
+        let status = match reason.kind {
+            NoKey::BodyTooLarge if !self.length_known => 411,
+            NoKey::BodyTooLarge => 413,
+            NoKey::BadRequest => 400,
+            _ => 503,
+        };
+        self.host.count(Counter::SaltRefused, 1);
+        let message = format!("the gateway cannot set cache_salt: {}", reason.detail);
+        respond(status, &json!({"error": {"message": message, "type": reason.kind.label(), "code": status}}))
+    }
+
     fn pass(&mut self, reason: &NoKeyReason) -> Action {
         self.phase = Phase::Passing;
         self.known |= self.setup.config.selection.outcome_header.is_some();
         with_router(|router| router.pass(self.id, &self.setup, reason, &self.host));
-        Action::Continue
+        if self.must_salt() { self.refuse(reason) } else { Action::Continue }
     }
 
     /// The body is complete.
@@ -112,9 +166,17 @@ impl RouterHttp {
         self.known = true;
         let setup = self.setup.clone();
         let submitted = with_router(|router| {
-            router.admit(&setup, body_size, &host)?;
+            let admitted = router.admit(&setup, body_size, &host);
+            let busy = admitted.is_err();
+            // What gets no key may still need its salt: that takes a copy or two.
+            let copies = host.memory_used().saturating_add(body_size.saturating_mul(3));
+            if busy && !(self.must_salt() && copies < setup.config.limits.memory_bytes) {
+                return admitted.map(|()| Submitted::Pass);
+            }
             let body = sys::buffer(BufferType::HttpRequestBody, 0, body_size)
                 .ok_or_else(|| NoKeyReason::new(NoKey::HostError, "the body could not be read"))?;
+            let body = self.salt(body, body_size)?;
+            admitted?;
             let submitted = router.submit(id, setup, api, body, &host);
             if let Some(tick) = router.call_again(&host) {
                 self.ticker.every(tick);

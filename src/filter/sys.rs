@@ -22,6 +22,7 @@ unsafe extern "C" {
         data: *mut *mut u8,
         length: *mut usize,
     ) -> u32;
+    fn proxy_set_buffer_bytes(kind: BufferType, start: usize, size: usize, data: *const u8, length: usize) -> u32;
     fn proxy_get_header_map_value(
         kind: MapType,
         key: *const u8,
@@ -112,6 +113,11 @@ pub fn buffer(kind: BufferType, start: usize, size: usize) -> Option<Vec<u8>> {
     let (mut data, mut length) = (std::ptr::null_mut(), 0);
     let status = unsafe { proxy_get_buffer_bytes(kind, start, size, &raw mut data, &raw mut length) };
     (status == OK).then(|| unsafe { owned(data, length) })
+}
+
+/// Puts these bytes in the place of a whole buffer, of which at most `size` bytes are there.
+pub fn set_buffer(kind: BufferType, size: usize, bytes: &[u8]) -> bool {
+    unsafe { proxy_set_buffer_bytes(kind, 0, size, bytes.as_ptr(), bytes.len()) == OK }
 }
 
 /// The value of a header.

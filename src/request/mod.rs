@@ -16,6 +16,7 @@ mod messages;
 mod profile;
 mod renderer;
 mod responses;
+pub mod salt;
 mod sglang;
 mod tools;
 mod vllm;

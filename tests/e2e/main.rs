@@ -19,4 +19,5 @@ mod receipts;
 mod rollout;
 mod slices;
 mod steering;
+mod tenants;
 mod up;
