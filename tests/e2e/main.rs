@@ -16,6 +16,7 @@ mod harness;
 mod look;
 mod mtls;
 mod receipts;
+mod reload;
 mod rollout;
 mod slices;
 mod steering;
