@@ -129,12 +129,13 @@ impl Context for Root {
         });
         self.turn(Cause::News);
     }
+}
 
-    fn on_done(&mut self) -> bool {
+impl Drop for Root {
+    fn drop(&mut self) {
         if self.role() == Some(Role::Router) {
             with_router(|router| router.root_gone(self.host.root));
         }
-        true
     }
 }
 

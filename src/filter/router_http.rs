@@ -196,18 +196,16 @@ impl RouterHttp {
             None => self.pass(&NoKeyReason::new(NoKey::Internal, "the VM is not configured")),
         }
     }
-
-    fn end(&mut self) {
-        if std::mem::take(&mut self.known) {
-            with_router(|router| router.ended(self.id, &self.host));
-        }
-    }
 }
 
-impl Context for RouterHttp {
-    fn on_done(&mut self) -> bool {
-        self.end();
-        true
+impl Context for RouterHttp {}
+
+/// The stream has ended, in whatever way. Not by `on_done` or `on_log`, which packing takes out.
+impl Drop for RouterHttp {
+    fn drop(&mut self) {
+        if self.known {
+            with_router(|router| router.ended(self.id, &self.host));
+        }
     }
 }
 
@@ -297,9 +295,5 @@ impl HttpContext for RouterHttp {
             }
         });
         Action::Continue
-    }
-
-    fn on_log(&mut self) {
-        self.end();
     }
 }

@@ -153,6 +153,7 @@ fn module(magic: u64) -> Vec<u8> {
     module.section(&globals);
     let mut exports = ExportSection::new();
     exports.export("memory", ExportKind::Memory, 0).export(DESCRIPTOR_EXPORT, ExportKind::Global, 1);
+    exports.export("proxy_on_log", ExportKind::Func, 0).export("proxy_on_delete", ExportKind::Func, 0);
     module.section(&exports);
     let mut data = DataSection::new();
     let bytes: Vec<u8> = [[9; 8], magic.to_le_bytes(), [0; 8]].concat();
@@ -177,15 +178,17 @@ fn packs_go_into_the_filter_and_are_replaced() {
 fn the_packed_filter_has_room_and_a_descriptor() {
     let pack = vec![5; 70_000];
     let packed = wasm::embed(&module(DESCRIPTOR_MAGIC), &pack).unwrap();
-    let (mut pages, mut last) = (0, None);
+    let (mut pages, mut last, mut exports) = (0, None, Vec::new());
     for payload in wasmparser::Parser::new(0).parse_all(&packed) {
         match payload.unwrap() {
             wasmparser::Payload::MemorySection(s) => pages = s.into_iter().next().unwrap().unwrap().initial,
+            wasmparser::Payload::ExportSection(s) => exports = s.into_iter().map(|e| e.unwrap().name).collect(),
             wasmparser::Payload::DataSection(s) => last = s.into_iter().last().map(|s| s.unwrap().data.to_vec()),
             _ => {}
         }
     }
     assert_eq!(pages, 4);
+    assert_eq!(exports, ["memory", DESCRIPTOR_EXPORT, "proxy_on_delete"], "callbacks without use cost a call each");
     let expected = [&DESCRIPTOR_MAGIC.to_le_bytes()[..], &131_072u32.to_le_bytes(), &70_000u32.to_le_bytes()].concat();
     assert_eq!(last, Some(expected));
 }

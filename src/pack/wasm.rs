@@ -7,7 +7,8 @@
 use std::borrow::Cow;
 
 use wasm_encoder::{
-    ConstExpr, CustomSection, DataCountSection, DataSection, MemorySection, MemoryType, Module, RawSection,
+    ConstExpr, CustomSection, DataCountSection, DataSection, ExportKind, ExportSection, MemorySection, MemoryType,
+    Module, RawSection,
 };
 use wasmparser::{DataKind, ExternalKind, Operator, Parser, Payload};
 
@@ -17,6 +18,25 @@ use super::{Pack, PackError};
 const CUSTOM: &str = "kvroute.packs";
 const PAGE: u64 = 65536;
 const DESCRIPTOR_LEN: usize = 16;
+
+/// Callbacks that the SDK exports and the filter has no use for. Envoy calls what is exported, `proxy_on_log` and
+/// `proxy_on_done` for each request; a stream's end comes as `proxy_on_delete`, too.
+const UNUSED: [&str; 14] = [
+    "proxy_on_log",
+    "proxy_on_done",
+    "proxy_on_response_trailers",
+    "proxy_on_foreign_function",
+    "proxy_on_grpc_receive_initial_metadata",
+    "proxy_on_grpc_receive",
+    "proxy_on_grpc_receive_trailing_metadata",
+    "proxy_on_grpc_close",
+    "proxy_on_new_connection",
+    "proxy_on_downstream_data",
+    "proxy_on_downstream_connection_close",
+    "proxy_on_upstream_data",
+    "proxy_on_upstream_connection_close",
+    "proxy_on_request_metadata",
+];
 
 /// A filter taken apart as far as packing needs it.
 struct Filter<'a> {
@@ -79,6 +99,23 @@ pub fn embed(wasm: &[u8], packs: &[u8]) -> Result<Vec<u8>, PackError> {
                     });
                 }
                 module.section(&memories);
+            }
+            Payload::ExportSection(section) => {
+                let mut exports = ExportSection::new();
+                for export in section {
+                    let export = export.map_err(broken)?;
+                    if !UNUSED.contains(&export.name) {
+                        let kind = match export.kind {
+                            ExternalKind::Func | ExternalKind::FuncExact => ExportKind::Func,
+                            ExternalKind::Table => ExportKind::Table,
+                            ExternalKind::Memory => ExportKind::Memory,
+                            ExternalKind::Global => ExportKind::Global,
+                            ExternalKind::Tag => ExportKind::Tag,
+                        };
+                        exports.export(export.name, kind, export.index);
+                    }
+                }
+                module.section(&exports);
             }
             Payload::DataCountSection { .. } => {
                 module.section(&DataCountSection { count: filter.segments.len() as u32 + 2 });

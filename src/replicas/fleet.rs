@@ -22,7 +22,7 @@
 //!     let pick = fleet.choose(&matching, &Ask { tokens: 64, now, ..Ask::default() }).unwrap();
 //!     fleet.first_data(pick.booking, now); // the first SSE `data:` line
 //!     fleet.grown(pick.booking, 20); // tokens of the answer
-//!     fleet.finish(pick.booking, true, now); // in on_log
+//!     fleet.finish(pick.booking, true, now); // when its stream ends
 //!     pick
 //! };
 //! let (one, two) = (first(Time(1)), first(Time(2)));
