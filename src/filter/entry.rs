@@ -24,6 +24,25 @@ proxy_wasm::main! {{
     proxy_wasm::set_root_context(|id| Box::new(Root::new(id)));
 }}
 
+/// Callbacks that the SDK exports and the filter has no use for, by lines. Envoy calls what is exported, `proxy_on_log`
+/// and `proxy_on_done` for every request; a context's end comes as `proxy_on_delete`, too. Packing reads this section
+/// and takes them out.
+#[used]
+#[unsafe(link_section = "kvroute.unused")]
+static UNUSED: [u8; 344] = *b"proxy_on_log
+proxy_on_done
+proxy_on_response_trailers
+proxy_on_foreign_function
+proxy_on_grpc_receive_initial_metadata
+proxy_on_grpc_receive
+proxy_on_grpc_receive_trailing_metadata
+proxy_on_grpc_close
+proxy_on_new_connection
+proxy_on_downstream_data
+proxy_on_downstream_connection_close
+proxy_on_upstream_data
+proxy_on_upstream_connection_close";
+
 thread_local! {
     /// The state of this VM. Its root contexts come and go, and may be several at a time.
     static ROUTER: RefCell<Option<Router>> = const { RefCell::new(None) };

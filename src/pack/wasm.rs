@@ -19,30 +19,16 @@ const CUSTOM: &str = "kvroute.packs";
 const PAGE: u64 = 65536;
 const DESCRIPTOR_LEN: usize = 16;
 
-/// Callbacks that the SDK exports and the filter has no use for. Envoy calls what is exported, `proxy_on_log` and
-/// `proxy_on_done` for each request; a stream's end comes as `proxy_on_delete`, too.
-const UNUSED: [&str; 14] = [
-    "proxy_on_log",
-    "proxy_on_done",
-    "proxy_on_response_trailers",
-    "proxy_on_foreign_function",
-    "proxy_on_grpc_receive_initial_metadata",
-    "proxy_on_grpc_receive",
-    "proxy_on_grpc_receive_trailing_metadata",
-    "proxy_on_grpc_close",
-    "proxy_on_new_connection",
-    "proxy_on_downstream_data",
-    "proxy_on_downstream_connection_close",
-    "proxy_on_upstream_data",
-    "proxy_on_upstream_connection_close",
-    "proxy_on_request_metadata",
-];
+/// Names of exports, by lines, that the filter says it has no use for: Envoy calls what is exported.
+const UNUSED: &str = "kvroute.unused";
 
 /// A filter taken apart as far as packing needs it.
 struct Filter<'a> {
     descriptor: u32,
     /// Pages before any pack was added.
     pages: u64,
+    /// What [`UNUSED`] says.
+    unused: &'a str,
     /// The data segments that are not ours.
     segments: Vec<wasmparser::Data<'a>>,
     packs: Option<&'a [u8]>,
@@ -104,7 +90,7 @@ pub fn embed(wasm: &[u8], packs: &[u8]) -> Result<Vec<u8>, PackError> {
                 let mut exports = ExportSection::new();
                 for export in section {
                     let export = export.map_err(broken)?;
-                    if !UNUSED.contains(&export.name) {
+                    if !filter.unused.lines().any(|name| name == export.name) {
                         let kind = match export.kind {
                             ExternalKind::Func | ExternalKind::FuncExact => ExportKind::Func,
                             ExternalKind::Table => ExportKind::Table,
@@ -156,6 +142,7 @@ impl<'a> Filter<'a> {
             return Err(not_ours("not a wasm module"));
         }
         let (mut pages, mut before, mut global, mut globals, mut segments) = (None, None, None, Vec::new(), Vec::new());
+        let mut unused = "";
         for payload in Parser::new(0).parse_all(bytes) {
             match payload.map_err(broken)? {
                 Payload::MemorySection(section) => {
@@ -181,6 +168,9 @@ impl<'a> Filter<'a> {
                         segments.push(segment.map_err(broken)?);
                     }
                 }
+                Payload::CustomSection(section) if section.name() == UNUSED => {
+                    unused = std::str::from_utf8(section.data()).map_err(broken)?;
+                }
                 Payload::CustomSection(section) if section.name() == CUSTOM => {
                     before = section.data().first_chunk().map(|b| u64::from_le_bytes(*b));
                 }
@@ -200,7 +190,7 @@ impl<'a> Filter<'a> {
             packs = Some(segments[ours].data);
             segments.truncate(ours);
         }
-        Ok(Filter { descriptor, pages: before.unwrap_or(pages), segments, packs })
+        Ok(Filter { descriptor, pages: before.unwrap_or(pages), unused, segments, packs })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kvroute::look::Load;
 use serde_json::json;
 
 use crate::harness::{Conversation, Gateway, Setup, eventually, words};
@@ -33,6 +34,13 @@ async fn second_turns_go_where_the_first_ones_went() {
         // All of the first prompt but its last, partial block.
         assert!(answer.cached_tokens() + 16 > first[i].prompt_tokens(), "conversation {i}: {answer:?}");
     }
+    eventually("what was booked is released in every worker", async || {
+        let idle = |load: &Load| load.booked_requests == 0 && load.booked_prefill_tokens == 0;
+        let states = gateway.states().await;
+        let released = states.values().all(|s| s.jobs == 0 && s.replicas.iter().all(|r| idle(&r.load)));
+        (!states.is_empty() && released).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
