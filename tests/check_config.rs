@@ -11,6 +11,8 @@ use common::kvroute;
 use serde_json::{Value, json};
 
 mod common;
+#[path = "check_config/schema.rs"]
+mod schema;
 
 /// The report on a configuration, and the exit code.
 fn check(config: &str, more: &[&str]) -> (Value, i32) {

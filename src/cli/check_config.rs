@@ -6,10 +6,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use comfy_table::ContentArrangement;
 
 use super::table::{Paint, harmless, say, show, table};
 
 use crate::check::{self, Finding, InstanceSummary, Level, Report, Source};
+use crate::config::describe;
 use crate::pack::{Pack, wasm};
 
 const EXAMPLES: &str = r#"Examples:
@@ -17,6 +19,8 @@ const EXAMPLES: &str = r#"Examples:
   kvroute check-config envoy.yaml --pack model.wasm
   kvroute check-config router.json --pack qwen3.pack
   echo '{"role": "ingest", "secret": "s"}' | kvroute check-config -
+  kvroute check-config --schema > kvroute.schema.json
+  kvroute check-config --reference
   kvroute check-config --json envoy.yaml | jq '.findings[] | select(.level == "error")'
 
 Exit codes: 0 nothing is refused, 1 there is an error (with --strict also a warning), 2 the check could not be made."#;
@@ -31,8 +35,14 @@ Exit codes: 0 nothing is refused, 1 there is an error (with --strict also a warn
 #[command(after_help = EXAMPLES)]
 pub struct CheckConfigArgs {
     /// The configuration; "-" is standard input.
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present_any = ["schema", "reference"])]
+    file: Option<PathBuf>,
+    /// Prints the JSON Schema (draft 2020-12) of the filter's configuration, for editors.
+    #[arg(long, conflicts_with_all = ["file", "reference"])]
+    schema: bool,
+    /// Prints every field with its type, default, unit and meaning; with --json as a list.
+    #[arg(long, conflicts_with = "file")]
+    reference: bool,
     /// A pack, or a filter with packs: checks that the models are in it, and what it says of them. Stands in for the
     /// wasm files that Envoy's configuration names. May be repeated.
     #[arg(long = "pack", value_name = "FILE")]
@@ -47,6 +57,14 @@ pub struct CheckConfigArgs {
 
 /// Runs the subcommand.
 pub fn run(args: CheckConfigArgs) -> Result<ExitCode> {
+    if args.schema {
+        say!("{:#}", describe::schema())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.reference {
+        show(&reference(args.json)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let (name, text, packs) = match read(&args) {
         Ok(read) => read,
         Err(error) => {
@@ -54,7 +72,7 @@ pub fn run(args: CheckConfigArgs) -> Result<ExitCode> {
             return Ok(ExitCode::from(2));
         }
     };
-    let folder = args.file.parent().filter(|_| name != "-").map(Path::to_owned);
+    let folder = args.file.as_deref().and_then(Path::parent).filter(|_| name != "-").map(Path::to_owned);
     let report = check::check(&text, &Source { folder }, packs.as_deref());
     let errors = report.count(Level::Error) + if args.strict { report.count(Level::Warning) } else { 0 };
     if args.json {
@@ -69,14 +87,15 @@ pub fn run(args: CheckConfigArgs) -> Result<ExitCode> {
 }
 
 fn read(args: &CheckConfigArgs) -> Result<(String, Vec<u8>, Option<Vec<Pack>>)> {
-    let name = args.file.display().to_string();
+    let file = args.file.as_deref().unwrap_or(Path::new("-"));
+    let name = file.display().to_string();
     let text = match name.as_str() {
         "-" => {
             let mut text = Vec::new();
             std::io::stdin().read_to_end(&mut text).context("standard input")?;
             text
         }
-        _ => std::fs::read(&args.file).with_context(|| name.clone())?,
+        _ => std::fs::read(file).with_context(|| name.clone())?,
     };
     let mut packs = Vec::new();
     for path in &args.packs {
@@ -86,6 +105,31 @@ fn read(args: &CheckConfigArgs) -> Result<(String, Vec<u8>, Option<Vec<Pack>>)> 
         );
     }
     Ok((name, text, Some(packs).filter(|_| !args.packs.is_empty())))
+}
+
+/// Every field there is.
+fn reference(json: bool) -> Result<String> {
+    let fields = describe::fields();
+    if json {
+        let one = |f: &describe::Field| {
+            serde_json::json!({"field": f.path, "type": f.kind.text(), "required": f.required, "default": f.default,
+                "unit": f.unit, "meaning": f.meaning})
+        };
+        return Ok(format!("{}\n", serde_json::Value::from(fields.iter().map(one).collect::<Vec<_>>())));
+    }
+    let rows = fields.iter().map(|f| {
+        let default = match &f.default {
+            Some(serde_json::Value::String(text)) => text.clone(),
+            Some(value) => value.to_string(),
+            None if f.required => "required".into(),
+            None => String::new(),
+        };
+        vec![f.path.clone(), f.kind.text(), default, f.unit.to_owned(), f.meaning.to_owned()]
+    });
+    let mut table = table(&["field", "type", "default", "unit", "meaning"], 5, rows);
+    // As wide as the terminal; in a pipe a line each.
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    Ok(format!("{}\n", table.trim_fmt()))
 }
 
 /// In the place of the role where a configuration is refused.

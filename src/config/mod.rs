@@ -3,10 +3,15 @@
 //! [`Config::parse`] reads and checks it; the first mistake comes back as one line that names the field and says
 //! how to mend it. `on_configure` fails with that line, which `envoy --mode validate` shows.
 
+// Never in the filter, and what it indexes are objects of its own.
+#[cfg(not(target_family = "wasm"))]
+#[allow(clippy::indexing_slicing)]
+pub mod describe;
 mod parse;
 mod read;
 
 pub use parse::unset_secret;
+pub use read::Kind;
 
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::read::Fields;
+use super::read::{Fields, Kind};
 use super::{
     Bridge, Config, ConfigError, Limits, Model, Receipts, Role, Selection, SelectionMode, StaticReplica, TenantSalt,
     TestSwitches,
@@ -17,10 +17,7 @@ impl Config {
     pub fn from_value(value: &Value) -> Result<Config, ConfigError> {
         let mut top = Fields::new("", value)?;
         let roles = [("router", Role::Router), ("ingest", Role::Ingest), ("admin", Role::Admin)];
-        if top.take("role").is_none() {
-            return Err(top.error("role", "is missing: one of router, ingest, admin"));
-        }
-        let role = top.choice("role", Role::Router, &roles)?;
+        let role = top.required_choice("role", &roles)?;
         let mut models = Vec::new();
         for (path, item) in top.list("models")? {
             models.push(model(path, item)?);
@@ -171,7 +168,9 @@ fn model(path: String, value: &Value) -> Result<Model, ConfigError> {
 
 fn names(f: &mut Fields<'_>, field: &'static str) -> Result<Vec<String>, ConfigError> {
     let mut out = Vec::new();
-    for (path, name) in f.list(field)? {
+    let list = f.list(field)?;
+    f.note(field, || (Kind::Texts, Some(Vec::<Value>::new().into())), false);
+    for (path, name) in list {
         match name {
             Value::String(s) if !s.is_empty() => out.push(s.clone()),
             _ => return Err(ConfigError::new(&path, "must be a string that is not empty")),
@@ -204,19 +203,13 @@ fn selection(fields: Option<Fields<'_>>) -> Result<Selection, ConfigError> {
         None => Fields::new("selection", &empty)?,
     };
     let modes = [("stateful_session", SelectionMode::StatefulSession), ("override_host", SelectionMode::OverrideHost)];
-    let mode = f.choice("mode", SelectionMode::StatefulSession, &modes)?;
+    let mode = f.choice("mode", &modes)?;
     let header = match mode {
         SelectionMode::StatefulSession => "x-kvroute-replica",
         SelectionMode::OverrideHost => "x-gateway-destination-endpoint",
     };
-    let outcome_header = match f.take("outcome_header") {
-        None => None,
-        Some(_) => Some(f.header("outcome_header", "")?),
-    };
-    let session_header = match f.take("session_header") {
-        None => None,
-        Some(_) => Some(f.header("session_header", "")?),
-    };
+    let outcome_header = f.optional_header("outcome_header")?;
+    let session_header = f.optional_header("session_header")?;
     let selection = Selection {
         mode,
         header: f.header("header", header)?,
@@ -253,10 +246,7 @@ fn limits(fields: Option<Fields<'_>>) -> Result<Limits, ConfigError> {
 
 fn tenant_salt(fields: Option<Fields<'_>>) -> Result<TenantSalt, ConfigError> {
     let Some(mut f) = fields else { return Ok(TenantSalt::default()) };
-    let header = match f.take("header") {
-        None => None,
-        Some(_) => Some(f.header("header", "")?),
-    };
+    let header = f.optional_header("header")?;
     let salt = TenantSalt { header, write: f.flag("write", false)? };
     if salt.write && salt.header.is_none() {
         return Err(f.error("header", "is missing: name the header whose value is to be written"));
@@ -290,10 +280,7 @@ fn bridge(fields: Option<Fields<'_>>) -> Result<Option<Bridge>, ConfigError> {
 
 fn test_switches(fields: Option<Fields<'_>>) -> Result<TestSwitches, ConfigError> {
     let Some(mut f) = fields else { return Ok(TestSwitches::default()) };
-    let trap_header = match f.take("trap_header") {
-        None => None,
-        Some(_) => Some(f.header("trap_header", "")?),
-    };
+    let trap_header = f.optional_header("trap_header")?;
     f.finish()?;
     Ok(TestSwitches { trap_header })
 }

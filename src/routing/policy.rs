@@ -83,9 +83,14 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// What is wrong with it, if anything: the field, and what would be right.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
-        let weights = [
+    /// The largest weight.
+    pub const MOST: f64 = 1e9;
+    /// The most candidates.
+    pub const MOST_CANDIDATES: usize = 16;
+
+    /// Its weights.
+    pub fn weights(&self) -> [(&'static str, f64); 8] {
+        [
             ("queue", self.queue),
             ("context", self.context),
             ("request", self.request),
@@ -94,16 +99,12 @@ impl Policy {
             ("crowding_max", self.crowding_max),
             ("session", self.session),
             ("temperature", self.temperature),
-        ];
-        for (name, value) in weights {
-            if !(0.0..=1e9).contains(&value) {
-                return Err((name, format!("must be a number from 0 to 1000000000, not {value}")));
-            }
-        }
-        if self.bound != 0.0 && !(1.0..=1e9).contains(&self.bound) {
-            return Err(("bound", format!("must be 0 (no bound) or a number from 1, not {}", self.bound)));
-        }
-        let shares = [
+        ]
+    }
+
+    /// What parts of a match are worth.
+    pub fn shares(&self) -> [(&'static str, f64); 7] {
+        [
             ("cpu_tier", self.cpu_tier),
             ("disk_tier", self.disk_tier),
             ("predicted", self.predicted),
@@ -111,14 +112,27 @@ impl Policy {
             ("catching_up", self.catching_up),
             ("stale", self.stale),
             ("no_events", self.no_events),
-        ];
-        for (name, value) in shares {
+        ]
+    }
+
+    /// What is wrong with it, if anything: the field, and what would be right.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        for (name, value) in self.weights() {
+            if !(0.0..=Policy::MOST).contains(&value) {
+                return Err((name, format!("must be a number from 0 to {}, not {value}", Policy::MOST)));
+            }
+        }
+        if self.bound != 0.0 && !(1.0..=Policy::MOST).contains(&self.bound) {
+            return Err(("bound", format!("must be 0 (no bound) or a number from 1, not {}", self.bound)));
+        }
+        for (name, value) in self.shares() {
             if !(0.0..=1.0).contains(&value) {
                 return Err((name, format!("must be a number from 0 to 1, not {value}")));
             }
         }
-        if self.candidates > 16 {
-            return Err(("candidates", format!("must be a whole number from 0 to 16, not {}", self.candidates)));
+        let most = Policy::MOST_CANDIDATES;
+        if self.candidates > most {
+            return Err(("candidates", format!("must be a whole number from 0 to {most}, not {}", self.candidates)));
         }
         Ok(())
     }
