@@ -315,7 +315,7 @@ fn events_have_the_bytes_of_the_engine() {
     for (dir, wire, block_size) in
         [("qwen3-bs32-int", Wire::Map, 32), ("qwen3-bs16-int-cbor-vllm0.22.1-array-evict", Wire::Array, 16)]
     {
-        let encoder = Encoder { wire, hashes: HashForm::Int, block_size };
+        let encoder = Encoder { wire, hashes: HashForm::Int, block_size, rank: 0 };
         let mut frames = 0;
         for scenario in scenarios(&data.join(dir)) {
             for frame in scenario.json["frames"].as_array().unwrap() {

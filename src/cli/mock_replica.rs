@@ -52,6 +52,9 @@ pub struct Args {
     /// A LoRA adapter: one more model name, with a cache of its own
     #[arg(long = "lora", value_name = "NAME")]
     adapters: Vec<String>,
+    /// Data-parallel ranks, with a cache each: the header x-data-parallel-rank chooses; rank n publishes at the ports plus n
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    data_parallel: u32,
     /// Tokens per block
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     block_size: u32,
@@ -122,6 +125,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         model: args.model,
         aliases: args.aliases,
         adapters: args.adapters,
+        ranks: args.data_parallel,
         block_size: args.block_size,
         blocks: args.blocks,
         max_batch: args.max_batch,

@@ -6,12 +6,15 @@ use base64::engine::general_purpose::STANDARD;
 use crate::config::{Selection, SelectionMode};
 use crate::replicas::{Pick, Target};
 
+/// What vLLM takes the data-parallel rank of a request from.
+pub const RANK_HEADER: &str = "x-data-parallel-rank";
+
 /// The request headers that make Envoy send a request where it was decided.
 pub fn selection_headers<'a>(selection: &'a Selection, pick: &Pick) -> Vec<(&'a str, String)> {
     let list = |targets: &mut dyn Iterator<Item = &Target>| {
         targets.map(|t| t.address.as_ref()).collect::<Vec<&str>>().join(",")
     };
-    match selection.mode {
+    let mut headers = match selection.mode {
         SelectionMode::StatefulSession => {
             let mut headers = vec![(selection.header.as_str(), STANDARD.encode(pick.best.address.as_bytes()))];
             if !pick.next.is_empty() {
@@ -22,7 +25,11 @@ pub fn selection_headers<'a>(selection: &'a Selection, pick: &Pick) -> Vec<(&'a 
         SelectionMode::OverrideHost => {
             vec![(selection.header.as_str(), list(&mut std::iter::once(&pick.best).chain(&pick.next)))]
         }
+    };
+    if let Some(rank) = pick.rank {
+        headers.push((RANK_HEADER, rank.to_string()));
     }
+    headers
 }
 
 #[cfg(test)]
@@ -35,6 +42,7 @@ mod tests {
         let target = |a: &str| Target { address: a.into(), rank: 0 };
         Pick {
             best: target("10.0.0.1:8000"),
+            rank: None,
             next: next.iter().map(|a| target(a)).collect(),
             booking: BookingId(1),
             matched: 0,
@@ -64,6 +72,11 @@ mod tests {
         assert_eq!(
             selection_headers(&selection, &pick(&next)),
             [("a", "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000".to_owned())]
+        );
+        let ranked = Pick { rank: Some(3), ..pick(&[]) };
+        assert_eq!(
+            selection_headers(&selection, &ranked),
+            [("a", "10.0.0.1:8000".to_owned()), (RANK_HEADER, "3".to_owned())]
         );
     }
 }

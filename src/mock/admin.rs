@@ -13,8 +13,9 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::engine::Speed;
+use super::engine::{Gauges, Speed};
 use super::http::{Shared, api, not_found, refused};
+use super::publish::Endpoints;
 use crate::request::Api;
 
 type App = State<Arc<Shared>>;
@@ -70,23 +71,27 @@ async fn version(State(shared): App) -> Json<Value> {
 }
 
 async fn load(State(shared): App) -> Json<Value> {
-    let gauges = shared.engine.gauges();
+    let gauges = shared.ranks.gauges();
     Json(json!({"server_load": gauges.running + gauges.waiting}))
 }
 
 async fn kv_event_sources(State(shared): App) -> Json<Value> {
     // Sockets of all addresses are what the engine has; it says so by a star.
     let seen = |endpoint: &str| endpoint.rsplit_once(':').map(|(_, port)| format!("tcp://*:{port}"));
-    Json(json!({"0": {
-        "enable_kv_cache_events": shared.config.publishes(),
-        "publisher": if shared.config.publishes() { "zmq" } else { "null" },
-        "endpoint": seen(&shared.endpoints.events),
-        "replay_endpoint": seen(&shared.endpoints.replay),
-        "topic": shared.config.topic,
-        "buffer_steps": shared.config.replay_batches,
-        "hwm": 100_000,
-        "max_queue_size": 100_000,
-    }}))
+    let rank = |(rank, at): (usize, &Endpoints)| {
+        let said = json!({
+            "enable_kv_cache_events": shared.config.publishes(),
+            "publisher": if shared.config.publishes() { "zmq" } else { "null" },
+            "endpoint": seen(&at.events),
+            "replay_endpoint": seen(&at.replay),
+            "topic": shared.config.topic,
+            "buffer_steps": shared.config.replay_batches,
+            "hwm": 100_000,
+            "max_queue_size": 100_000,
+        });
+        (rank.to_string(), said)
+    };
+    Json(shared.ranks.endpoints().iter().enumerate().map(rank).collect::<serde_json::Map<_, _>>().into())
 }
 
 async fn tokenize(State(shared): App, body: Bytes) -> Response {
@@ -97,11 +102,11 @@ async fn tokenize(State(shared): App, body: Bytes) -> Response {
 }
 
 async fn reset(State(shared): App) -> Json<Value> {
-    Json(json!({"success": shared.engine.reset_cache().await}))
+    Json(json!({"success": shared.ranks.reset_cache().await}))
 }
 
 async fn restart(State(shared): App) -> StatusCode {
-    shared.engine.restart();
+    shared.ranks.restart();
     StatusCode::OK
 }
 
@@ -133,7 +138,7 @@ async fn release(State(shared): App) -> StatusCode {
 }
 
 async fn drop_events(State(shared): App, Query(switch): Query<Switch>) -> StatusCode {
-    shared.engine.drop_events(switch.batches.unwrap_or(1), switch.from_replay);
+    shared.ranks.drop_events(switch.batches.unwrap_or(1), switch.from_replay);
     StatusCode::OK
 }
 
@@ -151,7 +156,7 @@ async fn set_speed(State(shared): App, Query(switch): Query<Switch>) -> StatusCo
     else {
         return StatusCode::BAD_REQUEST;
     };
-    shared.engine.set_speed(Speed { prefill, decode });
+    shared.ranks.set_speed(Speed { prefill, decode });
     StatusCode::OK
 }
 
@@ -161,7 +166,7 @@ async fn forget(State(shared): App) -> StatusCode {
 }
 
 async fn stats(State(shared): App) -> Json<Value> {
-    Json(json!({"requests": shared.faults.sums(), "engine": shared.engine.gauges()}))
+    Json(json!({"requests": shared.faults.sums(), "engine": shared.ranks.gauges()}))
 }
 
 async fn requests(State(shared): App) -> Response {
@@ -170,12 +175,19 @@ async fn requests(State(shared): App) -> Response {
 
 /// The metrics of vLLM that routers read, by its names.
 async fn metrics(State(shared): App) -> Response {
-    let (config, gauges) = (&shared.config, shared.engine.gauges());
-    let labels = format!("engine=\"0\",model_name=\"{}\"", config.model);
     let mut out = String::new();
+    for (rank, gauges) in shared.ranks.each().enumerate() {
+        of_rank(&shared, rank, gauges, &mut out);
+    }
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], out).into_response()
+}
+
+fn of_rank(shared: &Shared, rank: usize, gauges: Gauges, out: &mut String) {
+    let config = &shared.config;
+    let labels = format!("engine=\"{rank}\",model_name=\"{}\"", config.model);
     let mut put = |kind: &str, name: &str, more: &str, value: f64| {
         // A counter's type line has its name without the suffix of the sample, as Python's client writes it.
-        if !more.contains("source=\"local_cache_hit\"") {
+        if rank == 0 && !more.contains("source=\"local_cache_hit\"") {
             let _ = writeln!(out, "# TYPE vllm:{} {kind}", name.trim_end_matches("_total"));
         }
         let _ = writeln!(out, "vllm:{name}{{{labels}{more}}} {value:?}");
@@ -193,7 +205,9 @@ async fn metrics(State(shared): App) -> Response {
     put("counter", "prompt_tokens_by_source_total", ",source=\"local_cache_hit\"", gauges.hit_tokens as f64);
     put("counter", "generation_tokens_total", "", gauges.output_tokens as f64);
     put("counter", "num_preemptions_total", "", gauges.preemptions as f64);
-    put("counter", "request_success_total", ",finished_reason=\"length\"", sums.completed as f64);
+    if rank == 0 {
+        put("counter", "request_success_total", ",finished_reason=\"length\"", sums.completed as f64);
+    }
     let cache = format!(
         ",block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\",prefix_caching_hash_algo=\"sha256\"",
         config.block_size,
@@ -201,5 +215,4 @@ async fn metrics(State(shared): App) -> Response {
         if config.prefix_caching { "True" } else { "False" }
     );
     put("gauge", "cache_config_info", &cache, 1.0);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], out).into_response()
 }

@@ -34,6 +34,9 @@ pub struct Config {
     pub aliases: Vec<String>,
     /// LoRA adapters: further model names with caches of their own.
     pub adapters: Vec<String>,
+    /// Data-parallel ranks: caches of their own, told apart by the header `x-data-parallel-rank`. Rank n publishes at
+    /// the ports plus n.
+    pub ranks: u32,
     /// Tokens per block.
     pub block_size: u32,
     /// Blocks of the cache, one of which the engine keeps for itself.
@@ -111,6 +114,7 @@ impl Default for Config {
             model: "mock".to_owned(),
             aliases: Vec::new(),
             adapters: Vec::new(),
+            ranks: 1,
             block_size: 16,
             blocks: 4096,
             max_batch: 64,
@@ -172,6 +176,9 @@ impl Config {
     }
 
     pub(super) fn check(&self) -> anyhow::Result<()> {
+        if !(1..=64).contains(&self.ranks) {
+            bail!("a replica has 1 to 64 data-parallel ranks");
+        }
         if self.block_size == 0 {
             bail!("the block size must be at least 1");
         }

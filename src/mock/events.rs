@@ -98,6 +98,8 @@ pub struct Encoder {
     pub hashes: HashForm,
     /// Tokens per block.
     pub block_size: u32,
+    /// Data-parallel rank.
+    pub rank: u32,
 }
 
 impl Encoder {
@@ -115,7 +117,7 @@ impl Encoder {
                 Wire::Array => self.array(&mut out, event),
             }
         }
-        mp::uint(&mut out, 0);
+        mp::uint(&mut out, u64::from(self.rank));
         out
     }
 
@@ -266,7 +268,7 @@ mod tests {
     }
 
     fn decode(wire: Wire, hashes: HashForm) -> Vec<rmpv::Value> {
-        let bytes = Encoder { wire, hashes, block_size: 2 }.batch(1.5, &events());
+        let bytes = Encoder { wire, hashes, block_size: 2, rank: 0 }.batch(1.5, &events());
         let mut rest = bytes.as_slice();
         let value = rmpv::decode::read_value(&mut rest).unwrap();
         assert!(rest.is_empty());

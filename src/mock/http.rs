@@ -16,14 +16,15 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::Config;
 use super::answer::{Call, KEEP_ALIVE, Output};
-use super::engine::{Engine, Progress, Submission};
+use super::engine::{Progress, Submission};
 use super::events::ExtraKeys;
 use super::faults::{Faults, SeenRequest};
 use super::prompt::{Refusal, Tokenizers};
+use super::ranks::Ranks;
 use super::request::Params;
 use super::scheduler::NewRequest;
-use super::{Config, Endpoints};
 use crate::blocks::TokenId;
 use crate::request::{Api, ApiPaths};
 
@@ -35,8 +36,7 @@ const ROUTING_HEADERS: [&str; 6] =
 pub struct Shared {
     pub(super) config: Config,
     pub(super) name: HeaderValue,
-    pub(super) endpoints: Endpoints,
-    pub(super) engine: Engine,
+    pub(super) ranks: Ranks,
     pub(super) tokenizers: Tokenizers,
     /// When `/tokenize` has answered all that it was asked so far.
     pub(super) tokenizing_until: Mutex<Instant>,
@@ -62,9 +62,10 @@ pub async fn api(State(shared): State<Arc<Shared>>, request: Request) -> Respons
     let sha256 = hex(digest(&SHA256, &body).as_ref());
     let number = shared.faults.note(seen(&parts, &body, &sha256));
     shared.faults.maybe_hang().await;
+    let rank = parts.headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok()?.parse().ok());
     let mut response = match shared.faults.take_failure() {
         Some(status) => refused(api, &Refusal { status, message: "told to fail".into() }),
-        None => shared.answer(api, body.clone(), number).await.unwrap_or_else(|refusal| refused(api, &refusal)),
+        None => shared.answer(api, body.clone(), number, rank).await.unwrap_or_else(|refusal| refused(api, &refusal)),
     };
     shared.faults.update(number, |request| request.status = response.status().as_u16());
 
@@ -83,7 +84,14 @@ pub async fn api(State(shared): State<Arc<Shared>>, request: Request) -> Respons
 }
 
 impl Shared {
-    async fn answer(self: &Arc<Self>, api: Api, body: Bytes, number: u64) -> Result<Response, Refusal> {
+    async fn answer(
+        self: &Arc<Self>,
+        api: Api,
+        body: Bytes,
+        number: u64,
+        rank: Option<u32>,
+    ) -> Result<Response, Refusal> {
+        let engine = self.ranks.engine(rank)?;
         if self.config.answer_blindly_over.is_some_and(|limit| body.len() > limit) {
             return Ok(Json(json!({"object": "mock.not_tokenized"})).into_response());
         }
@@ -145,7 +153,7 @@ impl Shared {
             details: self.config.prompt_tokens_details,
             block_size: self.config.block_size as usize,
         };
-        self.engine.submit(submissions);
+        engine.submit(submissions);
         if streams {
             // The headers go out now, long before the first token.
             return Ok(self.clone().stream(call, progress, number));

@@ -9,7 +9,7 @@
 //! | HTTP: the APIs, and everything else | `http`, `admin` |
 //! | body to tokens | [`prompt`], `pack_tokenizer`, `request` |
 //! | the scheduler, without time | [`scheduler`], `pool` |
-//! | the scheduler in time | `engine` |
+//! | the scheduler in time; data-parallel ranks | `engine`, `ranks` |
 //! | KV events and their bytes, over ZMQ | [`events`], `publish` |
 //! | answers | `answer`, [`words`] |
 //! | what tests can break and look up | [`faults`] |
@@ -28,6 +28,7 @@ mod pack_tokenizer;
 mod pool;
 pub mod prompt;
 mod publish;
+mod ranks;
 mod request;
 pub mod scheduler;
 pub mod words;
@@ -46,12 +47,10 @@ pub use engine::{Gauges, Speed};
 pub use pool::FreeOrder;
 pub use publish::Endpoints;
 
-use engine::Engine;
-use events::Encoder;
 use faults::Faults;
 use http::Shared;
 use prompt::Tokenizers;
-use publish::Publisher;
+use ranks::Ranks;
 
 /// A running mock replica. Dropping it stops it: connections break off, ports are free again.
 pub struct Replica {
@@ -93,19 +92,12 @@ impl Replica {
         address: SocketAddr,
         tokenizers: Tokenizers,
     ) -> anyhow::Result<Arc<Shared>> {
-        let encoder = Encoder { wire: config.wire, hashes: config.hashes, block_size: config.block_size };
-        let ports = (config.kv_port, config.replay_port);
-        let (publisher, endpoints) =
-            Publisher::bind(config.host, ports, encoder, &config.topic, config.replay_batches).await?;
-        let engine = Engine::start(config.limits(), config.speed()?, publisher);
-        if !config.publishes() {
-            engine.drop_events(u64::MAX, true);
-        }
+        let ranks = Ranks::start(&config).await?;
         let name = config.name.clone().unwrap_or_else(|| address.to_string());
         let name = HeaderValue::from_str(&name).context("the name of the replica must fit into a header")?;
         let faults = Faults::default();
         let (calls, tokenizing_until) = (AtomicU64::new(1), Mutex::new(Instant::now()));
-        let shared = Arc::new(Shared { config, name, endpoints, engine, tokenizers, tokenizing_until, faults, calls });
+        let shared = Arc::new(Shared { config, name, ranks, tokenizers, tokenizing_until, faults, calls });
         let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| {
             let _ = stream.set_nodelay(true);
         });
@@ -126,25 +118,26 @@ impl Replica {
 
     /// `tcp://ip:port` of the PUB socket.
     pub fn kv_endpoint(&self) -> &str {
-        &self.shared.endpoints.events
+        &self.shared.ranks.endpoints()[0].events
     }
 
     /// `tcp://ip:port` of the replay socket.
     pub fn replay_endpoint(&self) -> &str {
-        &self.shared.endpoints.replay
+        &self.shared.ranks.endpoints()[0].replay
     }
 
     /// How the bridge is told of it: the value of its `--replica`.
     pub fn bridge_spec(&self) -> String {
         let config = &self.shared.config;
         format!(
-            "name={},http={},model={},kv={},replay={},block-size={}",
+            "name={},http={},model={},kv={},replay={},block-size={},ranks={}",
             self.name(),
             self.url(),
             config.model,
             self.kv_endpoint(),
             self.replay_endpoint(),
-            config.block_size
+            config.block_size,
+            config.ranks
         )
     }
 
@@ -160,29 +153,29 @@ impl Replica {
 
     /// The engine's state after its last step.
     pub fn gauges(&self) -> Gauges {
-        self.shared.engine.gauges()
+        self.shared.ranks.gauges()
     }
 
     /// Empties the prefix cache; false while requests run. As with the real engine, the event waits for the next
     /// step.
     pub async fn reset_cache(&self) -> bool {
-        self.shared.engine.reset_cache().await
+        self.shared.ranks.reset_cache().await
     }
 
     /// As if the engine's process died and came back, with the sockets left open: requests break off, the cache
     /// is cold, event numbers begin at 0, and no event says so.
     pub fn restart(&self) {
-        self.shared.engine.restart();
+        self.shared.ranks.restart();
     }
 
     /// The next batches get numbers but are not published; `from_replay`: nor can they be replayed.
     pub fn drop_events(&self, batches: u64, from_replay: bool) {
-        self.shared.engine.drop_events(batches, from_replay);
+        self.shared.ranks.drop_events(batches, from_replay);
     }
 
     /// Changes the speed from the next step on.
     pub fn set_speed(&self, speed: Speed) {
-        self.shared.engine.set_speed(speed);
+        self.shared.ranks.set_speed(speed);
     }
 
     /// As if the process was killed.

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 use super::book::{BookingId, Load};
 use super::fleet::{AFTER_FIRST_DATA, Ask, Fleet, Flight, Matching, QUIET, SILENT, Target};
-use super::members::{Replica, ReplicaIdx, rendezvous};
+use super::members::{Replica, ReplicaIdx, ReplicaKey, rendezvous};
 use super::peers::Tell;
 use crate::blocks::BlockHash;
 use crate::clock::{MS, Time};
@@ -86,6 +86,18 @@ impl Fleet {
         let mean_homes = homes / seen.len().max(1) as f64;
         let seed = self.random ^ matching.hashes.last().map_or(0, |h| h.0) ^ ask.now.0.rotate_left(17);
         (seen, plain, Request { tokens: ask.tokens as f64, mean_homes, seed })
+    }
+
+    /// The rank of a target, where its address has several.
+    pub(super) fn rank_to_name(&self, target: &Target, seen: &[Seen]) -> Option<u32> {
+        let others = seen.iter().filter_map(|(idx, _)| self.world.members.get(*idx));
+        let several = target.rank > 0 || others.into_iter().any(|r| r.rank > 0 && r.address == target.address);
+        several.then_some(target.rank)
+    }
+
+    /// Whether somebody is known there: a retry takes the headers of the first choice along.
+    pub(super) fn has_rank(&self, address: &str, rank: u32) -> bool {
+        self.world.members.of_key(ReplicaKey::new(address, rank)).is_some()
     }
 
     pub(super) fn book(

@@ -140,6 +140,8 @@ pub struct Ask<'a> {
 pub struct Pick {
     /// Where to send it.
     pub best: Target,
+    /// The rank to name to the engine, where that address has several.
+    pub rank: Option<u32>,
     /// Where to send it next if that fails; other addresses than the best one's.
     pub next: Vec<Target>,
     /// By this name the rest is told of it.
@@ -443,10 +445,12 @@ impl Fleet {
             Some(Target { address: replica.address.clone(), rank: replica.rank })
         };
         let first = target(best.candidate).ok_or(NoKey::NoReplica)?;
+        let rank = self.rank_to_name(&first, &seen);
         let mut next: Vec<Target> = Vec::new();
         for other in scored.iter().skip(1).filter_map(|s| target(s.candidate)) {
             if next.len() < policy.candidates
                 && other.address != first.address
+                && rank.is_none_or(|rank| rank == 0 || self.has_rank(&other.address, rank))
                 && next.iter().all(|t| t.address != other.address)
             {
                 next.push(other);
@@ -456,7 +460,7 @@ impl Fleet {
             ask.explain.then(|| Box::new(self.receipt(matching, ask, (&seen, &plain), &scored, &first, reason)));
         let (matched, predicted) = (candidate.matched as u64, candidate.predicted as u64);
         let booking = self.book(idx, matching, ask, matched, held);
-        Ok(Pick { best: first, next, booking, matched, predicted, cost: best.cost, reason, receipt })
+        Ok(Pick { best: first, rank, next, booking, matched, predicted, cost: best.cost, reason, receipt })
     }
 
     /// What [`Fleet::choose`] would say, with the receipt; nothing is booked.

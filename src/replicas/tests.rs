@@ -24,6 +24,11 @@ struct Worker {
     now: u64,
 }
 
+/// A replica that is exact.
+fn info() -> ReplicaInfo {
+    ReplicaInfo { block_size: BLOCK, capacity_blocks: 1000, trust: Trust::Exact, ..ReplicaInfo::default() }
+}
+
 impl Worker {
     fn new(replicas: u32, trust: Trust, seed: u64) -> Worker {
         let mut worker = Worker { fleet: Fleet::new(FleetSettings::default(), seed), seq: 0, now: 1000 * SECOND };
@@ -363,6 +368,39 @@ fn requests_of_others_stay_what_they_were_at_the_report() {
         worker.fleet.finish(pick.booking, true, Time(worker.now));
     }
     assert_eq!(requests(&worker), (6.0, 4.0));
+}
+
+#[test]
+fn a_rank_is_named_where_there_are_several() {
+    let mut worker = Worker::new(3, Trust::Exact, 1);
+    let prompt: Vec<TokenId> = (0..320).collect();
+    assert_eq!(worker.pick(&prompt).rank, None);
+    // 10.0.0.0 and 10.0.0.1 have a second rank.
+    let rank = |id, address: &str| {
+        let info = ReplicaInfo { id: FeedReplicaId(id), address: address.into(), model: "m".into(), rank: 1, ..info() };
+        Record::Replica(info)
+    };
+    worker.feed(vec![rank(3, "10.0.0.0:80"), rank(4, "10.0.0.1:80")]);
+    let talk = chain(&prompt);
+    worker.feed(vec![Record::Stored {
+        replica: FeedReplicaId(4),
+        tier: Tier::Gpu,
+        parent: None,
+        ends: vec![],
+        hashes: talk.clone(),
+    }]);
+    let pick = worker.pick(&prompt);
+    assert_eq!((&*pick.best.address, pick.best.rank, pick.rank), ("10.0.0.1:80", 1, Some(1)));
+    // A retry has the same header: it goes where there is such a rank.
+    let next: Vec<_> = pick.next.iter().map(|t| &*t.address).collect();
+    assert_eq!(next, ["10.0.0.0:80"]);
+    // The first of several is named, too; one alone is not.
+    for (other, name) in [(0, Some(0)), (2, None)] {
+        let prompt: Vec<TokenId> = (0..320).map(|n| n + 1000 * (other + 1)).collect();
+        worker.stored(&format!("10.0.0.{other}:80"), &chain(&prompt));
+        let pick = worker.pick(&prompt);
+        assert_eq!((&*pick.best.address, pick.rank), (&*format!("10.0.0.{other}:80"), name));
+    }
 }
 
 #[test]

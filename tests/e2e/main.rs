@@ -15,6 +15,7 @@ mod feed;
 mod harness;
 mod look;
 mod mtls;
+mod ranks;
 mod receipts;
 mod reload;
 mod rollout;
