@@ -1,5 +1,7 @@
 //! Which API a path belongs to.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 /// The APIs that carry a prompt.
@@ -50,9 +52,12 @@ impl Api {
         Api::from_path(path, paths).or_else(|| path.ends_with("/tokenize").then_some(Api::Tokenize))
     }
 
-    /// The API of a request path, by the end of the path without its query.
+    /// The API of a request path, by the end of the path without its query. Engines find their routes by the decoded
+    /// path, so `/v1/chat/complet%69ons` is one, too.
     pub fn from_path(path: &str, paths: &ApiPaths) -> Option<Api> {
         let path = path.split(['?', '#']).next().unwrap_or(path);
+        let path = if path.contains('%') { Cow::Owned(decoded(path)) } else { Cow::Borrowed(path) };
+        let path = path.as_ref();
         let path = path.strip_suffix('/').unwrap_or(path);
         let ends = |list: &[String]| list.iter().any(|end| !end.is_empty() && path.ends_with(end.as_str()));
         if ends(&paths.chat_completions) {
@@ -69,6 +74,23 @@ impl Api {
     }
 }
 
+/// `%69` as the byte that it stands for; what is no such thing stays.
+fn decoded(path: &str) -> String {
+    let (mut out, mut rest) = (Vec::with_capacity(path.len()), path.as_bytes());
+    while let Some((byte, after)) = rest.split_first() {
+        let digit = |at: usize| char::from(*after.get(at)?).to_digit(16);
+        rest = after;
+        match (byte, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high << 4 | low) as u8);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            _ => out.push(*byte),
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +104,12 @@ mod tests {
         assert_eq!(of("/v1/completions"), Some(Api::Completions));
         assert_eq!(of("/v1/messages/"), Some(Api::Messages));
         assert_eq!(of("/v1/responses"), Some(Api::Responses));
+        for escaped in ["/v1/chat/complet%69ons", "/v1%2fchat%2Fcompletions/?a=%", "/%41/v1/chat/completion%73"] {
+            assert_eq!(of(escaped), Some(Api::ChatCompletions), "{escaped}");
+        }
+        for other in ["/v1/chat/completions%3F", "/v1/chat/completions%", "/v1/chat/completion%7", "/%ff%zz%é"] {
+            assert_eq!(of(other), None, "{other}");
+        }
         assert_eq!(of("/v1/embeddings"), None);
         assert_eq!(of("/v1/messages/count_tokens"), None);
         assert_eq!(of("/tokenize"), None);

@@ -47,6 +47,10 @@ async fn the_gateways_salt_reaches_the_engine_and_the_key() {
         assert_eq!((answer.status, answer.body_sha256.as_str()), (200, sha256(expected.as_bytes()).as_str()), "{salt}");
         assert!(answer.cached_tokens() > 200 && answer.outcome.contains("reason=cache"), "{answer:?}");
     }
+    // Nor by which of the ways to write a path it comes.
+    let escaped = "/v1/chat/complet%69ons";
+    let answer = gateway.post_with(&client(), escaped, with("b").into_bytes(), &[("x-tenant", "a")]).await;
+    assert_eq!((answer.status, answer.body_sha256.as_str()), (200, sha256(with("a").as_bytes()).as_str()));
     // Without the header the body is left alone, and so is what needs no key.
     let own = body(1, r#" "cache_salt": "own","#);
     let answer = post(&gateway, &own, None).await;
@@ -56,7 +60,7 @@ async fn the_gateways_salt_reaches_the_engine_and_the_key() {
     let expected = short.replacen('{', r#"{"cache_salt":"a","#, 1);
     assert_eq!((answer.status, answer.body_sha256.as_str()), (200, sha256(expected.as_bytes()).as_str()));
     assert_ne!(answer.outcome, "", "{answer:?}");
-    eventually("all are counted", async || (gateway.counter("salted") == 8).then_some(())).await;
+    eventually("all are counted", async || (gateway.counter("salted") == 9).then_some(())).await;
     assert_eq!((gateway.counter("salt_refused"), gateway.reloads()), (0, 0));
 }
 
