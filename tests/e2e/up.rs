@@ -145,6 +145,23 @@ async fn up_routes_and_leaves_nothing_behind() {
         assert!(second.cached_tokens() > 200, "{} of {} tokens", second.cached_tokens(), second.prompt_tokens());
     }
 
+    // Why it went there, for whoever has the secret, and the count of it.
+    let url = format!("http://{}/v1/chat/completions", up.listen);
+    let request = client().post(url).header("content-type", "application/json").body(conversations[0].body());
+    let request = request.header("x-kvroute-explain", "1").header(SECRET_HEADER, SECRET);
+    let answer = request.send().await.unwrap();
+    let receipt: serde_json::Value = serde_json::from_slice(answer.headers()["x-kvroute-receipt"].as_bytes()).unwrap();
+    let replica =
+        replicas.iter().find(|replica| receipt["candidates"][0]["address"] == replica.http_addr().to_string());
+    assert_eq!(answer.headers()["x-mock-replica"], replica.unwrap().name(), "{receipt}");
+    eventually("the requests are counted", async || {
+        let url = format!("http://{}/stats/prometheus?filter=kvroute_requests", up.admin);
+        let page = client().get(url).send().await.ok()?.text().await.ok()?;
+        let count = page.lines().find(|line| line.contains("routed"))?.rsplit(' ').next()?.parse::<u64>().ok()?;
+        (count >= 17).then_some(())
+    })
+    .await;
+
     let children = up.children();
     let names: BTreeSet<String> = children.iter().map(|pid| name(*pid)).collect();
     assert!(names.contains("kvroute bridge") && names.len() == 2, "{names:?}");
@@ -156,7 +173,7 @@ async fn up_routes_and_leaves_nothing_behind() {
     let answer = tokio::spawn(request.send());
     eventually("the request has reached a replica", async || {
         let sent: u64 = replicas.iter().map(|replica| replica.faults().sums().requests).sum();
-        (sent == 17).then_some(())
+        (sent == 18).then_some(())
     })
     .await;
     send(up.child.id().cast_signed(), Signal::TERM);

@@ -221,7 +221,8 @@ impl Args {
             bridge: Some(self.bridge),
             secret,
             secret_env: Some("KVROUTE_SECRET".into()),
-            router: json!({"models": [model]}),
+            // A receipt is for whoever has the secret.
+            router: json!({"models": [model], "receipts": {"explain": true}}),
             health_path: Some(self.health_path.clone()),
             buffer_limit: Some(BUFFER_LIMIT),
             ..Bootstrap::default()
@@ -263,12 +264,13 @@ impl Plan {
         let (public, ingest) = (self.bootstrap.public[0], self.bootstrap.ingest);
         let model = &self.bootstrap.router["models"][0];
         let names: Vec<String> = self.bootstrap.replicas.iter().map(SocketAddr::to_string).collect();
-        let secret = match &self.secret_file {
-            Some(file) => format!(" --secret-file {}", file.display()),
-            None => String::new(),
+        let (secret, value) = match &self.secret_file {
+            Some(file) => (format!(" --secret-file {}", file.display()), format!("$(cat {})", file.display())),
+            None => (String::new(), "$KVROUTE_SECRET".to_owned()),
         };
         format!(
             "ready: http://{public} serves {} from {}\n\
+             why a request went where it went: add -H 'x-kvroute-explain: 1' -H \"x-kvroute-secret: {value}\" to it\n\
              look: kvroute state --gateway http://{ingest}{secret} --all-workers\n\
              check: kvroute doctor --admin http://{}{secret}",
             model["name"].as_str().unwrap_or_default(),
