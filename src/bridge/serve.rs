@@ -6,6 +6,7 @@
 //! | `/kvroute/v1/snapshot?digests&from=<16 hex>[&epoch=<16 hex>]` | secret | a frame of [`crate::feed::digest`] |
 //! | `POST` of either | secret | the same; the body is a frame of [`crate::feed::word`] |
 //! | `/kvroute/v1/replicas` | secret | JSON: replicas, Envoys, term, epoch, seq |
+//! | `/` | | a page for people, which asks for the secret and then shows the replicas |
 //! | `/metrics` | | Prometheus text |
 //! | `/healthz` | | 200 |
 
@@ -68,6 +69,7 @@ pub fn routes(shown: Arc<Shown>) -> Router {
     Router::new()
         .route(SNAPSHOT_PATH, get(snapshot).post(snapshot).layer(DefaultBodyLimit::max(word::MAX_BYTES)))
         .route("/kvroute/v1/replicas", get(replicas))
+        .route("/", get(page))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .with_state(shown)
@@ -133,6 +135,21 @@ async fn replicas(Shared(shown): Shared<Arc<Shown>>, headers: HeaderMap) -> Resp
         replicas: shown.registry.states(),
     })
     .into_response()
+}
+
+/// The page knows nothing by itself, so it needs no secret. Scripts and styles are its own, and it talks to the bridge
+/// alone.
+async fn page() -> Response {
+    let policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; \
+                  connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'";
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, include_str!("page.html")).into_response()
 }
 
 async fn metrics(Shared(shown): Shared<Arc<Shown>>) -> String {

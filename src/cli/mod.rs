@@ -17,6 +17,7 @@ mod replay;
 mod simulate;
 mod state;
 mod table;
+mod top;
 mod up;
 
 use std::process::ExitCode;
@@ -46,6 +47,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     Simulate(simulate::Args),
     State(state::StateArgs),
+    Top(top::TopArgs),
     MockReplica(mock_replica::Args),
 }
 
@@ -65,6 +67,7 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::Simulate(args) => simulate::run(args),
         Command::State(args) => state::run(args),
+        Command::Top(args) => top::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Load(args) => load::run(args),
         Command::MockReplica(args) => mock_replica::run(args),

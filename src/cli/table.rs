@@ -69,7 +69,6 @@ impl Paint {
     }
 
     /// Never.
-    #[cfg(test)]
     pub const fn plain() -> Self {
         Paint(false)
     }

@@ -14,6 +14,10 @@ use crate::request::Version;
 /// What the next steps go by.
 #[derive(Debug)]
 pub struct Proxy {
+    /// Envoy's version.
+    pub version: String,
+    /// The clusters of the first router's routes.
+    pub clusters: Vec<String>,
     /// Where clients connect.
     pub url: Option<String>,
     /// Where ingest and admin listen.
@@ -82,6 +86,8 @@ pub async fn look(client: &reqwest::Client, target: &Target, report: &mut Report
     outcomes(&page.text().await?, report);
     let concurrency = &info["command_line_options"]["concurrency"];
     let proxy = Proxy {
+        version: report.envoy.clone(),
+        clusters: router.map(|router| router.clusters.clone()).unwrap_or_default(),
         url: target.url.clone().or_else(|| at(&router?.listener)),
         ingest: at(live.admin.as_deref().or(live.ingest.as_deref()).unwrap_or_default()),
         bridge: target.bridge.clone().or_else(|| Some(format!("http://{}", bridge?))),
@@ -104,6 +110,12 @@ async fn json(client: &reqwest::Client, admin: &str, path: &str) -> Result<Value
         anyhow::Ok(serde_json::from_str(&answer.text().await?)?)
     };
     ask.await.with_context(|| format!("{url}: this must be Envoy's admin interface (--admin)"))
+}
+
+/// `ip:port` of the endpoints that these clusters have now, and whether Envoy finds them healthy.
+pub async fn health(client: &reqwest::Client, admin: &str, clusters: &[String]) -> Result<BTreeMap<String, bool>> {
+    let page = json(client, admin, "/clusters?format=json").await?;
+    Ok(clusters.iter().flat_map(|cluster| hosts(&page, cluster)).collect())
 }
 
 /// What `check-config` says of it.

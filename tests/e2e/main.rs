@@ -22,4 +22,5 @@ mod rollout;
 mod slices;
 mod steering;
 mod tenants;
+mod top;
 mod up;

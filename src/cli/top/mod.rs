@@ -1,0 +1,103 @@
+//! `kvroute top`: gateway and replicas, live.
+//!
+//! [`seen`] asks, [`view`] makes of it what is shown, [`draw`] makes lines of that, [`live`] puts them on a screen.
+
+mod draw;
+mod live;
+mod seen;
+mod view;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::table::show;
+use crate::doctor::Target;
+use draw::Palette;
+use seen::Asker;
+use view::View;
+
+const EXAMPLES: &str = r#"Examples:
+  kvroute top
+  kvroute top --admin http://127.0.0.1:9901 --secret-file secret --interval 0.5
+  kvroute top --once
+  kvroute top --json | jq '.problems'
+
+Keys: q, Esc and Ctrl-C leave; arrows, Page Up and Page Down move where there is more than fits.
+Exit codes of --once and --json: 0 Envoy, filter and bridge have answered, 1 not all of them."#;
+
+/// Shows gateway and replicas, live: requests by outcome, hit share, trust, blocks, load, lag.
+///
+/// What is asked is found through Envoy's admin interface, as by doctor: the admin instance of the filter, the bridge,
+/// and where it stands there the secret. Rates are of the last ten seconds. Nothing is changed.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct TopArgs {
+    /// Envoy's admin interface
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9901")]
+    admin: String,
+    /// The gateway's listener for the feed [default: what Envoy says]
+    #[arg(long, value_name = "URL")]
+    gateway: Option<String>,
+    /// The bridge's --listen [default: what Envoy's cluster for it says]
+    #[arg(long, value_name = "URL")]
+    bridge: Option<String>,
+    /// File with the secret, where Envoy's configuration has it not
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    /// The secret itself
+    #[arg(long, env = "KVROUTE_SECRET", hide_env_values = true, value_name = "TEXT")]
+    secret: Option<String>,
+    /// Time between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    interval: Duration,
+    /// One look, as text
+    #[arg(long)]
+    once: bool,
+    /// One look, as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if !(0.1..=3600.0).contains(&seconds) {
+        return Err("write seconds from 0.1 to 3600".into());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Runs the subcommand.
+pub fn run(args: TopArgs) -> Result<ExitCode> {
+    let secret = match &args.secret_file {
+        Some(file) => Some(std::fs::read_to_string(file).with_context(|| file.display().to_string())?),
+        None => args.secret.clone(),
+    };
+    let target = Target {
+        admin: args.admin,
+        url: None,
+        secret: secret.map(|secret| secret.trim().to_owned()).filter(|secret| !secret.is_empty()),
+        bridge: args.bridge,
+        no_requests: true,
+        patience: Duration::ZERO,
+        timeout: Duration::ZERO,
+    };
+    let title = target.admin.clone();
+    let mut asker = Asker::new(target, args.gateway)?;
+    if !args.once && !args.json {
+        return live::run(asker, args.interval, &title);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let seen = runtime.block_on(asker.look());
+    let view = View::of(&seen, None);
+    if args.json {
+        show(&format!("{}\n", serde_json::to_string(&view)?))?;
+    } else {
+        let width = ratatui::crossterm::terminal::size().map_or(100, |(width, _)| width.max(60));
+        show(&draw::text(&draw::lines(&view, width, Palette { colour: false })))?;
+    }
+    Ok(if seen.silent.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,183 @@
+//! The bridge's own page, in a real browser: it asks for the secret, keeps it to itself, and shows a fault.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use kvroute::bridge::config::ReplicaSpec;
+use kvroute::bridge::{Bridge, BridgeConfig};
+use kvroute::look::SECRET_HEADER;
+use kvroute::mock::{Config, Replica};
+
+const SECRET: &str = "of-the-test";
+/// Never waited for in a test that passes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a person does, and what that person sees: the wrong secret, then the right one.
+const PERSON: &str = r#"<script>
+const type = secret => { at("secret").value = secret; at("ask").requestSubmit(); };
+let typed = 0;
+setInterval(() => {
+  if (typed === 0) { typed = 1; type("not this one"); }
+  if (typed === 1 && !at("error").hidden) { typed = 2; setTimeout(type, 300, "of-the-test"); }
+  const kept = [location.href, document.cookie, ...Object.values(localStorage), ...Object.values(sessionStorage)];
+  const wide = document.documentElement.scrollWidth > innerWidth;
+  const seen = `${document.body.innerText}\nwide ${wide}\nkept ${kept.join(" ").includes("of-the-test")}`;
+  fetch("seen", { method: "POST", body: seen });
+}, 50);
+</script></body>"#;
+
+/// Stands between browser and bridge, so that a person can be played.
+struct Between {
+    bridge: String,
+    client: reqwest::Client,
+    seen: Mutex<String>,
+}
+
+type Shared = Arc<Between>;
+
+async fn page(State(between): State<Shared>) -> Response {
+    let answer = between.client.get(format!("{}/", between.bridge)).send().await.unwrap();
+    let policy = answer.headers()[header::CONTENT_SECURITY_POLICY.as_str()].to_str().unwrap().to_owned();
+    let text = answer.text().await.unwrap().replace("</body>", PERSON);
+    ([(header::CONTENT_TYPE, "text/html".to_owned()), (header::CONTENT_SECURITY_POLICY, policy)], text).into_response()
+}
+
+async fn replicas(State(between): State<Shared>, headers: HeaderMap) -> Response {
+    let secret = headers.get(SECRET_HEADER).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+    let url = format!("{}/kvroute/v1/replicas", between.bridge);
+    let answer = between.client.get(url).header(SECRET_HEADER, secret).send().await.unwrap();
+    let status = StatusCode::from_u16(answer.status().as_u16()).unwrap();
+    (status, answer.text().await.unwrap()).into_response()
+}
+
+async fn seen(State(between): State<Shared>, text: String) {
+    *between.seen.lock().unwrap() = text;
+}
+
+async fn between(bridge: String) -> (Shared, String) {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let shared = Arc::new(Between { bridge, client, seen: Mutex::default() });
+    let routes = Router::new()
+        .route("/", get(page))
+        .route("/kvroute/v1/replicas", get(replicas))
+        .route("/seen", post(seen))
+        .with_state(shared.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    (shared, url)
+}
+
+/// Waits until the person sees what fits.
+async fn sees(between: &Between, what: &str, fits: impl Fn(&str) -> bool) -> String {
+    let begun = Instant::now();
+    loop {
+        let seen = between.seen.lock().unwrap().clone();
+        if fits(&seen) {
+            return seen;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{what}: waited in vain; the page shows\n{seen}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A headless browser with a profile of its own.
+struct Browser {
+    child: Child,
+    profile: PathBuf,
+}
+
+impl Browser {
+    fn find() -> Option<PathBuf> {
+        let path = std::env::var_os("PATH")?;
+        let names = ["chromium", "chromium-browser", "google-chrome", "chrome"];
+        std::env::split_paths(&path).flat_map(|dir| names.map(|name| dir.join(name))).find(|file| file.is_file())
+    }
+
+    fn open(program: &Path, url: &str) -> Browser {
+        let profile = std::env::temp_dir().join(format!("kvroute-page-{}", std::process::id()));
+        let mut command = Command::new(program);
+        // As wide as a phone. The sandbox needs rights that containers have not; only this page is opened.
+        command.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]);
+        command.args(["--no-proxy-server", "--remote-debugging-port=0", "--window-size=500,900"]);
+        command.arg(format!("--user-data-dir={}", profile.display())).arg(url);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Browser { child: command.spawn().unwrap(), profile }
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.profile);
+    }
+}
+
+fn replica() -> Replica {
+    Replica::start(Config { model: "m".into(), block_size: 4, ..Config::default() }).unwrap()
+}
+
+async fn bridge(replicas: &[&Replica]) -> Bridge {
+    let config = BridgeConfig {
+        secret: SECRET.into(),
+        listen: ([127, 0, 0, 1], 0).into(),
+        replicas: replicas.iter().map(|r| ReplicaSpec::parse(&r.bridge_spec()).unwrap()).collect(),
+        ..BridgeConfig::default()
+    };
+    Bridge::start(config).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_is_one_file_that_tells_nothing_by_itself() {
+    let replica = replica();
+    let bridge = bridge(&[&replica]).await;
+    let answer = reqwest::Client::builder().no_proxy().build().unwrap().get(format!("http://{}/", bridge.address));
+    let answer = answer.send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    assert!(answer.headers()["content-type"].to_str().unwrap().starts_with("text/html"));
+    assert!(answer.headers()["content-security-policy"].to_str().unwrap().starts_with("default-src 'none'"));
+    let text = answer.text().await.unwrap();
+    for outside in
+        ["src=", "http://", "https://", "@import", "url(", "innerHTML", SECRET, &replica.http_addr().to_string()]
+    {
+        assert!(!text.contains(outside), "{outside}");
+    }
+    assert_eq!(text.matches("href=").count(), text.matches("href=\"data:").count());
+    bridge.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_with_the_secret_sees_a_fault() {
+    let Some(program) = Browser::find() else {
+        eprintln!("SKIPPED: no Chromium on PATH, so the bridge's page was not opened in a browser");
+        return;
+    };
+    let (stays, leaves) = (replica(), replica());
+    let bridge = bridge(&[&stays, &leaves]).await;
+    let (between, url) = between(format!("http://{}", bridge.address)).await;
+    let _browser = Browser::open(&program, &url);
+    let seen = sees(&between, "the wrong secret is refused", |seen| seen.contains("another secret")).await;
+    assert!(!seen.contains("exact"), "{seen}");
+    let well = sees(&between, "all is well", |seen| seen.contains("nothing is wrong")).await;
+    for replica in [&stays, &leaves] {
+        assert!(well.contains(&replica.http_addr().to_string()), "{well}");
+    }
+    assert!(well.contains("kept false") && well.contains("wide false"), "{well}");
+    assert!(!well.contains("another secret"), "{well}");
+
+    let name = leaves.name().to_owned();
+    leaves.stop();
+    let line = format!("{name}: stale: disconnected");
+    let fault = sees(&between, "the fault shows", |seen| seen.contains(&line)).await;
+    assert!(!fault.contains("nothing is wrong"), "{fault}");
+
+    bridge.stop().await;
+}
