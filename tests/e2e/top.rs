@@ -194,7 +194,8 @@ async fn one_look_as_text_and_as_json() {
     let mut conversation = Conversation::with_system(&words(1, 300));
     gateway.turn(&mut conversation, "one").await;
     gateway.settled().await;
-    let with = |flag: &str| [arguments(&gateway), vec![flag.to_owned()]].concat();
+    let args = arguments(&gateway);
+    let with = |flag: &str| [args.clone(), vec![flag.to_owned()]].concat();
     let (code, text) = run(&with("--once"));
     assert_eq!(code, Some(0), "{text}");
     assert!(text.starts_with("nothing is wrong\n") && !text.contains('\x1b'), "{text}");
@@ -204,7 +205,7 @@ async fn one_look_as_text_and_as_json() {
     assert_eq!(view["replicas"].as_array().map(Vec::len), Some(3), "{json}");
     assert_eq!(view["workers"].as_array().map(Vec::len), Some(2), "{json}");
     // Off a terminal the live view refuses, and says what to do.
-    assert_eq!(run(&arguments(&gateway)).0, Some(1));
+    assert_eq!(run(&args).0, Some(1));
 
     gateway.kill_bridge();
     let (code, json) = run(&with("--json"));
