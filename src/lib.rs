@@ -36,6 +36,18 @@
     )
 )]
 
+/// The version as a number, for metrics: 1,000,000 × major + 1,000 × minor + patch.
+pub const VERSION_NUMBER: u64 = number(env!("CARGO_PKG_VERSION_MAJOR")) * 1_000_000
+    + number(env!("CARGO_PKG_VERSION_MINOR")) * 1_000
+    + number(env!("CARGO_PKG_VERSION_PATCH"));
+
+const fn number(digits: &str) -> u64 {
+    match u64::from_str_radix(digits, 10) {
+        Ok(number) => number,
+        Err(_) => 0,
+    }
+}
+
 pub mod blocks;
 pub mod clock;
 pub mod config;

@@ -160,6 +160,7 @@ async fn metrics(Shared(shown): Shared<Arc<Shown>>) -> String {
         ("kvroute_bridge_feed_seq", "gauge", stats.seq),
         ("kvroute_bridge_ring_bytes", "gauge", stats.ring_bytes as u64),
         ("kvroute_bridge_entries", "gauge", stats.entries as u64),
+        ("kvroute_bridge_version", "gauge", crate::VERSION_NUMBER),
     ] {
         out.push_str(&format!("# TYPE {family} {kind}\n{family} {value}\n"));
     }

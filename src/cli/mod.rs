@@ -27,6 +27,7 @@ use clap::{Parser, Subcommand};
 /// Routes LLM requests to the replica whose KV cache holds the longest part of the prompt.
 #[derive(Debug, Parser)]
 #[command(name = "kvroute", version, about, max_term_width = 100)]
+#[command(before_help = concat!("kvroute ", env!("CARGO_PKG_VERSION")))]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -198,6 +198,7 @@ impl Link {
             (Gauge::IndexBytes, stats.index.bytes as u64),
             (Gauge::Synced, u64::from(stats.sync.synced)),
             (Gauge::AppliedSeq, stats.sync.applied),
+            (Gauge::Version, crate::VERSION_NUMBER),
         ] {
             host.gauge(gauge, slot, value);
         }

@@ -130,6 +130,8 @@ pub enum Gauge {
     Synced,
     /// The last batch applied.
     AppliedSeq,
+    /// [`crate::VERSION_NUMBER`]; of the VMs themselves, so that an update shows where it has come.
+    Version,
 }
 
 impl Gauge {
@@ -144,6 +146,7 @@ impl Gauge {
             Gauge::IndexBytes => "index_bytes",
             Gauge::Synced => "synced",
             Gauge::AppliedSeq => "applied_seq",
+            Gauge::Version => "version",
         };
         format!("kvroute_{name}.slot.{slot}")
     }
