@@ -10,6 +10,28 @@ use serde::de::DeserializeOwned;
 
 use crate::look::{Choice, EXPLAIN_PATH, SECRET_HEADER, STATE_PATH, WorkerState};
 
+/// The secret, for a command that otherwise takes it from Envoy's configuration.
+#[derive(Debug, Args)]
+pub struct KnownSecret {
+    /// File with the secret, where Envoy's configuration has it not
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    /// The secret itself
+    #[arg(long, env = "KVROUTE_SECRET", hide_env_values = true, value_name = "TEXT")]
+    secret: Option<String>,
+}
+
+impl KnownSecret {
+    /// What was said, the file first; `None`: nothing, or a blank.
+    pub fn read(&self) -> Result<Option<String>> {
+        let secret = match &self.secret_file {
+            Some(file) => Some(std::fs::read_to_string(file).with_context(|| file.display().to_string())?),
+            None => self.secret.clone(),
+        };
+        Ok(secret.map(|secret| secret.trim().to_owned()).filter(|secret| !secret.is_empty()))
+    }
+}
+
 /// Where the gateway is, and who may ask.
 #[derive(Debug, Args)]
 pub struct GatewayArgs {

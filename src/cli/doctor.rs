@@ -1,13 +1,13 @@
 //! `kvroute doctor`: what is wrong with a running gateway, and how to mend it.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use indicatif::ProgressBar;
 
+use super::ask::KnownSecret;
 use super::table::{Paint, grouped, harmless, say, show, table};
 use crate::doctor::{self, Finding, Level, Report, Target};
 
@@ -36,12 +36,8 @@ pub struct DoctorArgs {
     /// The bridge's --listen [default: what Envoy's cluster for it says]
     #[arg(long, value_name = "URL")]
     bridge: Option<String>,
-    /// File with the secret, where Envoy's configuration has it not
-    #[arg(long, value_name = "FILE")]
-    secret_file: Option<PathBuf>,
-    /// The secret itself
-    #[arg(long, env = "KVROUTE_SECRET", hide_env_values = true, value_name = "TEXT")]
-    secret: Option<String>,
+    #[command(flatten)]
+    secret: KnownSecret,
     /// Send no requests of its own
     #[arg(long)]
     no_requests: bool,
@@ -61,14 +57,10 @@ pub struct DoctorArgs {
 
 /// Runs the subcommand.
 pub fn run(args: DoctorArgs) -> Result<ExitCode> {
-    let secret = match &args.secret_file {
-        Some(file) => Some(std::fs::read_to_string(file).with_context(|| file.display().to_string())?),
-        None => args.secret.clone(),
-    };
     let target = Target {
         admin: args.admin,
         url: args.url.map(|url| url.trim_end_matches('/').to_owned()),
-        secret: secret.map(|secret| secret.trim().to_owned()).filter(|secret| !secret.is_empty()),
+        secret: args.secret.read()?,
         bridge: args.bridge,
         no_requests: args.no_requests,
         patience: Duration::from_secs(args.patience),

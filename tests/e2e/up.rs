@@ -100,6 +100,18 @@ impl Up {
     }
 }
 
+/// Two replicas and the gateway before them, all in step; `None`, and said, where there is no tokenizer.
+async fn running() -> Option<(Vec<Replica>, Up)> {
+    if !model_dir(MODEL).exists() {
+        eprintln!("SKIPPED: no tokenizer {MODEL}; run scripts/setup");
+        return None;
+    }
+    let replicas = replicas();
+    let up = Up::start(&replicas);
+    up.synced().await;
+    Some((replicas, up))
+}
+
 impl Drop for Up {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -126,13 +138,7 @@ fn name(pid: i32) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn up_routes_and_leaves_nothing_behind() {
-    if !model_dir(MODEL).exists() {
-        eprintln!("SKIPPED: no tokenizer {MODEL}; run scripts/setup");
-        return;
-    }
-    let replicas = replicas();
-    let up = Up::start(&replicas);
-    up.synced().await;
+    let Some((replicas, up)) = running().await else { return };
     let mut conversations: Vec<_> = (0..8).map(|seed| Conversation::with_system(&words(seed, 200))).collect();
     let mut firsts = Vec::new();
     for conversation in &mut conversations {
@@ -195,13 +201,7 @@ async fn up_routes_and_leaves_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn up_ends_with_either_of_its_parts() {
-    if !model_dir(MODEL).exists() {
-        eprintln!("SKIPPED: no tokenizer {MODEL}; run scripts/setup");
-        return;
-    }
-    let replicas = replicas();
-    let up = Up::start(&replicas);
-    up.synced().await;
+    let Some((replicas, up)) = running().await else { return };
     let children = up.children();
     let bridge = children.iter().copied().find(|pid| name(*pid) == "kvroute bridge").unwrap();
     send(bridge, Signal::KILL);

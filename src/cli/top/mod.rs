@@ -7,13 +7,13 @@ mod live;
 mod seen;
 mod view;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 
+use super::ask::KnownSecret;
 use super::table::show;
 use crate::doctor::Target;
 use draw::Palette;
@@ -45,12 +45,8 @@ pub struct TopArgs {
     /// The bridge's --listen [default: what Envoy's cluster for it says]
     #[arg(long, value_name = "URL")]
     bridge: Option<String>,
-    /// File with the secret, where Envoy's configuration has it not
-    #[arg(long, value_name = "FILE")]
-    secret_file: Option<PathBuf>,
-    /// The secret itself
-    #[arg(long, env = "KVROUTE_SECRET", hide_env_values = true, value_name = "TEXT")]
-    secret: Option<String>,
+    #[command(flatten)]
+    secret: KnownSecret,
     /// Time between two looks
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
@@ -72,14 +68,10 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 /// Runs the subcommand.
 pub fn run(args: TopArgs) -> Result<ExitCode> {
-    let secret = match &args.secret_file {
-        Some(file) => Some(std::fs::read_to_string(file).with_context(|| file.display().to_string())?),
-        None => args.secret.clone(),
-    };
     let target = Target {
         admin: args.admin,
         url: None,
-        secret: secret.map(|secret| secret.trim().to_owned()).filter(|secret| !secret.is_empty()),
+        secret: args.secret.read()?,
         bridge: args.bridge,
         no_requests: true,
         patience: Duration::ZERO,
