@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::envoy::{Envoy, Filter, Manager};
 use super::instance::Instance;
 use super::tree::At;
-use super::{Findings, Level, route};
+use super::{Findings, Level, bypass, route};
 use crate::config::{Config, Role, SelectionMode};
 use crate::filter::accounts::EXPLAIN_HEADER;
 use crate::look::SECRET_HEADER;
@@ -24,6 +24,7 @@ pub fn check(one: &Instance<'_>, manager: &Manager<'_>, envoy: &Envoy<'_>, findi
                 session(one, config, manager, findings);
             }
             route::check(one, config, manager, envoy, findings);
+            bypass::check(one, config, manager, envoy, findings);
         }
         Some(Role::Ingest | Role::Admin) => private(one, manager, findings),
         None => {}

@@ -10,11 +10,12 @@
 //! | values with the path at which they stand | `tree` |
 //! | listeners, filter chains, clusters | `envoy` |
 //! | instances of the filter, each for itself | `instance` |
-//! | filters and routes around a router | `chain`, `route` |
+//! | filters and routes around a router, routes without it | `chain`, `route`, `bypass` |
 //! | instances against each other | `together` |
 //! | models against their packs | `models` |
 //! | the configuration of a running Envoy | [`live`] |
 
+mod bypass;
 mod chain;
 mod envoy;
 mod input;

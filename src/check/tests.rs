@@ -16,6 +16,7 @@ const ADMIN: &str =
     "/static_resources/listeners/1/filter_chains/0/filters/0/typed_config/http_filters/1/typed_config/config";
 const ROUTE: &str =
     "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes/0";
+const HOST: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0";
 const CLUSTER: &str = "/static_resources/clusters/0";
 
 fn bootstrap() -> Bootstrap {
@@ -169,6 +170,16 @@ fn what_breaks_a_gateway_without_a_word_is_an_error() {
         (with(&format!("{CLUSTER}/type"), json!("ORIGINAL_DST")), "is of type ORIGINAL_DST"),
         (plugin(PLUGIN, |c| c["selection"] = json!({"mode": "override_host"})), "Envoy never sees the choice"),
         (
+            {
+                let mut config = plugin(PLUGIN, |c| c["tenant_salt"] = json!({"header": "x-tenant", "write": true}));
+                let off = json!({"kvroute": {"@type": "x/envoy.config.route.v3.FilterConfig", "disabled": true}});
+                set(&mut config, &format!("{ROUTE}/typed_per_filter_config"), off);
+                set(&mut config, &format!("{ROUTE}/match/headers"), Value::Null);
+                config
+            },
+            "goes on without tenant_salt",
+        ),
+        (
             plugin(PLUGIN, |c| {
                 c.as_object_mut().unwrap().remove("secret");
                 c["secret_env"] = json!("KVROUTE_SECRET");
@@ -216,12 +227,17 @@ fn what_makes_it_worse_is_a_warning_or_a_note() {
         (plugin(PLUGIN, |c| c["limits"]["max_inspect_bytes"] = json!(32 << 20)), Note, "bodies above 16777216"),
         (plugin(PLUGIN, |c| c["limits"]["buffer_limit_bytes"] = json!(4 << 20)), Note, "without a content-length"),
         (with(&format!("{ROUTE}/route/timeout"), Value::Null), Warning, "15 s"),
-        (with(&format!("{ROUTE}/route/retry_policy"), Value::Null), Note, "no retry_policy"),
-        (with(&format!("{ROUTE}/route/retry_policy/retry_host_predicate"), json!([])), Warning, "previous_hosts"),
+        (with(&format!("{HOST}/retry_policy"), Value::Null), Note, "no retry_policy"),
+        (with(&format!("{HOST}/retry_policy/retry_host_predicate"), json!([])), Warning, "previous_hosts"),
         (
-            with(&format!("{ROUTE}/request_headers_to_remove/0"), json!("x-kvroute-fallback")),
+            with(&format!("{HOST}/request_headers_to_remove/0"), json!("x-kvroute-fallback")),
             Warning,
             "retries go anywhere",
+        ),
+        (
+            with(&format!("{ROUTE}/match/headers/0/string_match/exact"), json!("PUT")),
+            Note,
+            "prompts that come by it are not routed",
         ),
         (with(&format!("{CLUSTER}/load_balancing_policy"), Value::Null), Warning, "retries go by load"),
         (with(&format!("{CLUSTER}/health_checks/0/no_traffic_interval"), Value::Null), Note, "no_traffic_interval"),

@@ -234,7 +234,7 @@ fn options(args: &Args, envoy: &Envoy, label: &str) -> Options {
     }
 }
 
-/// Waits until every worker is in step with the bridge. A worker takes part from its first request on.
+/// Waits until every worker is in step with the bridge. A worker takes part from its first POST on.
 async fn await_sync(envoy: &Envoy, workers: u32) -> Result<()> {
     let deadline = Instant::now() + SYNC_TIMEOUT;
     let url = format!("http://{}/v1/models", envoy.public());
@@ -244,7 +244,7 @@ async fn await_sync(envoy: &Envoy, workers: u32) -> Result<()> {
         }
         // A new connection goes to any worker.
         let client = reqwest::Client::builder().no_proxy().build()?;
-        let _ = client.get(&url).send().await;
+        let _ = client.post(&url).send().await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Ok(())

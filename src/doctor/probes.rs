@@ -23,11 +23,11 @@ const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A day, for templates that print the date.
 const DAY: u64 = 86_400;
 
-/// Lets every worker see a request: it takes part from its first one on. A new connection goes to any of them.
+/// Lets every worker see a request: it takes part from its first POST on. A new connection goes to any of them.
 pub async fn wake(client: &reqwest::Client, proxy: &Proxy) {
     let Some(url) = &proxy.url else { return };
     for _ in 0..(proxy.workers * 8).min(64) {
-        let request = client.get(format!("{url}/v1/models")).header("connection", "close");
+        let request = client.post(format!("{url}/v1/models")).header("connection", "close");
         if request.timeout(Duration::from_secs(5)).send().await.is_err() {
             return;
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::filter::accounts::EXPLAIN_HEADER;
+use crate::look::SECRET_HEADER;
 
 /// How the public listener picks a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,9 +298,23 @@ impl Bootstrap {
             }
             _ => vec![router],
         };
-        let mut route = json!({"cluster": "replicas", "timeout": format!("{}s", self.route_timeout_s)});
+        let action = json!({"cluster": "replicas", "timeout": format!("{}s", self.route_timeout_s)});
+        let mut routes = vec![json!({"match": {"prefix": "/"}, "route": action})];
+        if self.balancing == Balancing::Kvroute {
+            // Prompts come by POST. Whatever else does not enter the filter's VM.
+            let mut prompts = json!({"match": {"prefix": "/"}, "route": action});
+            prompts["match"]["headers"] = json!([{"name": ":method", "string_match": {"exact": "POST"}}]);
+            routes[0]["typed_per_filter_config"] =
+                json!({"kvroute": typed("envoy.config.route.v3.FilterConfig", json!({"disabled": true}))});
+            routes.insert(0, prompts);
+        }
+        let mut host = json!({
+            // Removing the fallback header here would blind the override_host policy; it goes upstream.
+            "request_headers_to_remove": ["x-kvroute-replica", EXPLAIN_HEADER, SECRET_HEADER],
+            "routes": routes,
+        });
         if self.retries > 0 {
-            route["retry_policy"] = json!({
+            host["retry_policy"] = json!({
                 "retry_on": "connect-failure,refused-stream,reset-before-request,gateway-error",
                 "num_retries": self.retries,
                 "host_selection_retry_max_attempts": 5,
@@ -309,13 +324,7 @@ impl Bootstrap {
                 }],
             });
         }
-        // Removing the fallback header here would blind the override_host policy; it goes upstream.
-        let route = json!({
-            "match": {"prefix": "/"},
-            "request_headers_to_remove": ["x-kvroute-replica"],
-            "route": route,
-        });
-        let mut listener = listener(&name, at, vec![route], filters);
+        let mut listener = listener(&name, at, host, filters);
         if let Some(limit) = self.buffer_limit {
             listener["per_connection_buffer_limit_bytes"] = limit.into();
         }
@@ -332,7 +341,7 @@ impl Bootstrap {
             json!({"name": "kvroute_admin", "typed_config": self.wasm_filter("admin", &self.wasm, "router", &config("admin"))}),
             json!({"name": "envoy.filters.http.router", "typed_config": typed("envoy.extensions.filters.http.router.v3.Router", json!({}))}),
         ];
-        let mut listener = listener("kvroute_ingest", self.ingest, vec![not_found], filters);
+        let mut listener = listener("kvroute_ingest", self.ingest, json!({"routes": [not_found]}), filters);
         listener["per_connection_buffer_limit_bytes"] = (64 << 20).into();
         listener
     }
@@ -412,10 +421,13 @@ impl Bootstrap {
     }
 }
 
-fn listener(name: &str, at: SocketAddr, routes: Vec<Value>, filters: Vec<Value>) -> Value {
+/// `host`: the fields of its one virtual host.
+fn listener(name: &str, at: SocketAddr, mut host: Value, filters: Vec<Value>) -> Value {
+    host["name"] = "all".into();
+    host["domains"] = json!(["*"]);
     let manager = json!({
         "stat_prefix": name,
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
+        "route_config": {"virtual_hosts": [host]},
         "http_filters": filters,
     });
     json!({

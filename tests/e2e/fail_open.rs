@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Answer, Gateway, MODEL, Setup, eventually, sha256, words};
+use crate::harness::{Answer, Gateway, MODEL, Setup, client, eventually, sha256, words};
 
 async fn left_alone(gateway: &Gateway, path: &str, body: Vec<u8>, label: &str) -> Answer {
     let before = gateway.outcome(label);
@@ -111,4 +111,20 @@ async fn static_replicas_need_no_feed() {
     let answer = gateway.post("/v1/chat/completions", body.to_string().into()).await;
     assert_eq!(answer.status, 200);
     assert!(answer.outcome.starts_with("routed"), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_post_does_not_enter_the_filter() {
+    for dynamic in [false, true] {
+        let mut setup = Setup { concurrency: 1, ..Setup::default() };
+        setup.bootstrap.dynamic = dynamic;
+        let gateway = Gateway::start(setup).await;
+        let before = gateway.all_outcomes();
+        for path in ["/v1/models", "/v1/chat/completions"] {
+            let answer = client().get(gateway.url(path)).send().await.unwrap();
+            assert!(answer.headers().get("x-kvroute-outcome").is_none(), "{path}, dynamic: {dynamic}");
+        }
+        left_alone(&gateway, "/v1/embeddings", b"{}".to_vec(), "not_our_path").await;
+        assert_eq!(gateway.all_outcomes(), before + 1, "dynamic: {dynamic}");
+    }
 }

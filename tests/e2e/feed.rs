@@ -46,8 +46,7 @@ async fn push(gateway: &Gateway, client: &reqwest::Client, batch: &Batch) -> req
 async fn a_flood_of_batches_does_not_stop_requests() {
     let gateway = Gateway::start(Setup { bridge: false, concurrency: 1, ..Setup::default() }).await;
     let client = client();
-    // One request, so that the worker has its slot.
-    assert_eq!(client.get(gateway.url("/v1/models")).send().await.unwrap().status(), 200);
+    gateway.all_have_slots().await;
     let epoch = Epoch { term: 1, id: 42 };
     let alone = slowest_of(&gateway, 200).await;
     for seq in 1..=1000 {

@@ -339,11 +339,11 @@ impl Gateway {
         answers
     }
 
-    /// Waits until every worker has a slot: it takes part from its first request on, and a new connection goes to
-    /// any worker.
+    /// Waits until every worker has a slot: it takes part from its first POST on, and a new connection goes to any
+    /// worker.
     pub async fn all_have_slots(&self) {
         eventually("all workers have a slot", async || {
-            let _ = client().get(self.url("/v1/models")).send().await;
+            let _ = client().post(self.url("/v1/models")).send().await;
             let url = format!("http://{}{STATE_PATH}", self.envoy.ingest());
             let request = client().get(url).header(SECRET_HEADER, &self.envoy.bootstrap().secret);
             let state: WorkerState = request.send().await.ok()?.json().await.ok()?;
@@ -408,6 +408,11 @@ impl Gateway {
     /// Requests that ended so.
     pub fn outcome(&self, label: &str) -> u64 {
         self.envoy.stat(&format!("wasmcustom.kvroute_requests_total.outcome.{label}")).unwrap()
+    }
+
+    /// The counts of all outcomes together.
+    pub fn all_outcomes(&self) -> u64 {
+        self.envoy.stats("wasmcustom.kvroute_requests_total.outcome.").unwrap().iter().map(|(_, v)| v).sum()
     }
 
     /// Loads of a VM after a trap.

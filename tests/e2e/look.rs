@@ -218,7 +218,7 @@ async fn workers_in_different_states_answer_differently_and_say_which_they_are()
     let prompt = json!({"model": MODEL, "prompt": words(3, 300)}).to_string();
     // One request makes one worker take part. That one gets a batch, and only then the other joins, without a bridge
     // to pull from.
-    let _ = client().get(gateway.url("/v1/models")).send().await;
+    let _ = client().post(gateway.url("/v1/models")).send().await;
     let first = eventually("a worker has a slot", async || {
         let choice = ask(&gateway, "/v1/completions", prompt.clone()).await;
         assert!(choice.live_slots.len() <= 1, "{choice:?}");

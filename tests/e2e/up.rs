@@ -78,7 +78,7 @@ impl Up {
         })
         .await;
         eventually("the replicas are exact", async || {
-            let _ = client().get(format!("http://{}/v1/models", self.listen)).send().await;
+            let _ = client().post(format!("http://{}/v1/models", self.listen)).send().await;
             let url = format!("http://{}{STATE_PATH}", self.ingest);
             let state = client().get(url).header(SECRET_HEADER, SECRET).send().await.ok()?;
             let state: WorkerState = state.json().await.ok()?;

@@ -171,9 +171,9 @@ impl Stage {
                 let states = serde_json::to_string(&self.bridge.registry().states())?;
                 bail!("{workers} workers are in step; replicas: {states}\n{}", self.envoy.log());
             }
-            // A new connection goes to any worker, and a worker takes part from its first request on.
+            // A new connection goes to any worker, and a worker takes part from its first POST on.
             let client = reqwest::Client::builder().no_proxy().build()?;
-            let _ = client.get(format!("{}/v1/models", self.talk.public)).send().await;
+            let _ = client.post(format!("{}/v1/models", self.talk.public)).send().await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

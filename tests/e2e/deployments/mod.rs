@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use axum::Router;
 use axum::routing::get;
@@ -109,7 +110,9 @@ fn rename(at: &mut Value, names: &[(&str, &str)]) {
 
 /// `kvroute check-config` finds neither an error nor a warning, and Envoy takes it.
 fn judge(config: &Value, secret: &str) {
-    let file = std::env::temp_dir().join(format!("kvroute-deployment-{}.json", std::process::id()));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let file = std::env::temp_dir().join(format!("kvroute-deployment-{}-{count}.json", std::process::id()));
     std::fs::write(&file, config.to_string()).unwrap();
     let report = Command::new(env!("CARGO_BIN_EXE_kvroute"))
         .args(["check-config", "--strict", file.to_str().unwrap()])
