@@ -17,7 +17,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(180);
 /// How long replicas may take to pass a health check.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The Envoy to run: `ENVOY_BIN`, else `envoy` of the PATH, else `.kvroute/envoy`.
+/// The Envoy to run: `ENVOY_BIN`, else `envoy` of the PATH, else `.kvroute/envoy` here or in a directory above this
+/// program, which cargo builds below the checkout.
 pub fn envoy_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("ENVOY_BIN").map(PathBuf::from) {
         if !path.is_file() {
@@ -27,8 +28,9 @@ pub fn envoy_binary() -> Result<PathBuf> {
     }
     let on_path = std::env::var_os("PATH").unwrap_or_default();
     let candidates = std::env::split_paths(&on_path).map(|dir| dir.join("envoy"));
-    let local = Path::new(env!("CARGO_MANIFEST_DIR")).join(".kvroute/envoy");
-    candidates.chain([PathBuf::from(".kvroute/envoy"), local]).find(|path| path.is_file()).context(
+    let program = std::env::current_exe().unwrap_or_default();
+    let above = program.ancestors().skip(1).map(|dir| dir.join(".kvroute/envoy"));
+    candidates.chain([PathBuf::from(".kvroute/envoy")]).chain(above).find(|path| path.is_file()).context(
         "no Envoy found: set ENVOY_BIN or put envoy (1.35 or newer) on the PATH; scripts/setup leaves one at \
          .kvroute/envoy, https://www.envoyproxy.io/docs/envoy/latest/start/install has packages",
     )
