@@ -49,10 +49,49 @@ fn standard_input_and_file_text_and_json() {
 }
 
 #[test]
+fn the_salt_of_a_tenant_comes_by_a_header() {
+    let Some(pack) = pack("explain-tenant") else { return };
+    let config = std::env::temp_dir().join(format!("kvroute-explain-tenant-{}.json", std::process::id()));
+    let router = serde_json::json!({
+        "role": "router", "secret": "s", "models": [{"name": "m", "pack": "qwen3"}],
+        "replicas": [{"address": "127.0.0.1:1", "model": "m"}], "tenant_salt": {"header": "x-tenant"},
+    });
+    std::fs::write(&config, router.to_string()).unwrap();
+    let (pack_file, config_file) = (pack.to_str().unwrap(), config.to_str().unwrap());
+    let body = |salt: &str| {
+        let words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen";
+        format!(r#"{{"model": "m", {salt} "messages": [{{"role": "user", "content": "{words}"}}]}}"#)
+    };
+    let hashes = |salt: &str, headers: &[&str]| {
+        let headers: Vec<&str> = headers.iter().flat_map(|header| ["--header", *header]).collect();
+        let arguments = [&["--pack", pack_file, "--config", config_file, "--json"][..], &headers].concat();
+        let answer = explain(&arguments, &body(salt));
+        let value: Value = serde_json::from_slice(&answer.stdout).unwrap();
+        assert!(!value["block_hashes"].as_array().unwrap().is_empty(), "{value}");
+        value["block_hashes"].clone()
+    };
+    let of_a = hashes(r#""cache_salt": "a","#, &[]);
+    assert_eq!(hashes("", &["X-Tenant: a"]), of_a);
+    assert_eq!(hashes(r#""cache_salt": "own","#, &["x-other: b", "x-tenant:a"]), of_a);
+    assert_ne!(hashes("", &["x-tenant: b"]), of_a);
+    assert_ne!(hashes("", &["x-other: a"]), of_a);
+    assert_eq!(hashes("", &["x-tenant:"]), hashes("", &[]));
+
+    let answer = explain(&["--pack", pack_file, "--header", "x-tenant: a", "-"], &body(""));
+    assert!(String::from_utf8(answer.stderr).unwrap().contains("give --config"));
+    for left in [&pack, &config] {
+        std::fs::remove_file(left).unwrap();
+    }
+}
+
+#[test]
 fn wrong_arguments_are_said_to_be_so() {
     for (arguments, code, message) in [
         (&["body.json"][..], 2, "--pack"),
         (&["--pack", "/nowhere.pack", "-"], 1, "/nowhere.pack"),
+        (&["--pack", "/nowhere.pack", "--header", "x-tenant", "-"], 2, "write 'NAME: VALUE'"),
+        (&["--pack", "/nowhere.pack", "--header", "x y: 1", "-"], 2, "is no name of a header"),
+        (&["--pack", "/nowhere.pack", "--header", "Host: h", "-"], 2, "it decides nothing"),
         (&["--gateway", "http://127.0.0.1:1", "-"], 1, "KVROUTE_SECRET"),
         (&["--gateway", "http://127.0.0.1:1", "--secret", "s", "-"], 1, "cannot ask http://127.0.0.1:1"),
     ] {

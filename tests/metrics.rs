@@ -1,14 +1,14 @@
 //! The metrics of the code, of README's tables, of the dashboard and of the alerts are the same ones.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use serde_json::Value;
 
-fn text(name: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
-}
+#[path = "common/prometheus.rs"]
+mod prometheus;
+
+use prometheus::{promtool, queries, run, text};
 
 /// Words of letters, digits and underscores.
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -20,6 +20,7 @@ fn named(text: &str) -> BTreeSet<String> {
     let all = words(text).filter(|w| w.starts_with("kvroute_"));
     // A family has a unit or says what it counts; these are clusters, filters and the like.
     let others = ["kvroute_bridge", "kvroute_ingest", "kvroute_admin", "kvroute_router", "kvroute_metrics"];
+    let all = all.map(|w| w.strip_suffix("_bucket").unwrap_or(w));
     all.filter(|w| !others.contains(w) && !w.ends_with('_')).map(str::to_owned).collect()
 }
 
@@ -59,18 +60,6 @@ fn readme_lists_the_metrics_of_the_code() {
     assert!(missing.is_empty() && gone.is_empty(), "README's tables lack {missing:?} and have {gone:?}");
 }
 
-/// Every query of the dashboard, with its title.
-fn queries() -> Vec<(String, String)> {
-    let dashboard: Value = serde_json::from_str(&text("envoy/grafana/dashboard.json")).unwrap();
-    let panels = dashboard["panels"].as_array().unwrap();
-    let of = |p: &Value| {
-        let title = p["title"].as_str().unwrap().to_owned();
-        let targets = p["targets"].as_array().cloned().unwrap_or_default();
-        targets.into_iter().map(move |t| (title.clone(), t["expr"].as_str().unwrap().to_owned())).collect::<Vec<_>>()
-    };
-    panels.iter().flat_map(of).collect()
-}
-
 #[test]
 fn dashboard_and_alerts_ask_for_metrics_that_exist() {
     let code = of_the_code();
@@ -104,25 +93,6 @@ fn every_alert_says_what_to_do() {
         assert!(!text("summary").is_empty() && !text("runbook").is_empty(), "{rule}");
         assert!(!text("runbook").contains('\n'), "a runbook line is one line: {rule}");
     }
-}
-
-/// Prometheus's own tool, if it is there.
-fn promtool() -> Option<PathBuf> {
-    let on_path = std::env::var_os("PATH").unwrap_or_default();
-    let local = Path::new(env!("CARGO_MANIFEST_DIR")).join(".kvroute/promtool");
-    let mut candidates = std::env::split_paths(&on_path).map(|dir| dir.join("promtool")).chain([local]);
-    let found = candidates.find(|path| path.is_file());
-    if found.is_none() {
-        eprintln!("NOT CHECKED by promtool, which is not there: scripts/setup brings it where apt-get has prometheus");
-    }
-    found
-}
-
-fn run(promtool: &Path, arguments: &[&str]) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/prometheus");
-    let output = Command::new(promtool).args(arguments).current_dir(folder).output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "promtool {arguments:?}:\n{}", String::from_utf8_lossy(&said));
 }
 
 #[test]

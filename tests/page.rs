@@ -38,6 +38,7 @@ struct Between {
     bridge: String,
     client: reqwest::Client,
     seen: Mutex<String>,
+    dead: Mutex<bool>,
 }
 
 type Shared = Arc<Between>;
@@ -50,6 +51,10 @@ async fn page(State(between): State<Shared>) -> Response {
 }
 
 async fn replicas(State(between): State<Shared>, headers: HeaderMap) -> Response {
+    if *between.dead.lock().unwrap() {
+        // As a proxy would say it; a browser that is refused the connection shows the same.
+        return StatusCode::BAD_GATEWAY.into_response();
+    }
     let secret = headers.get(SECRET_HEADER).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
     let url = format!("{}/kvroute/v1/replicas", between.bridge);
     let answer = between.client.get(url).header(SECRET_HEADER, secret).send().await.unwrap();
@@ -63,7 +68,7 @@ async fn seen(State(between): State<Shared>, text: String) {
 
 async fn between(bridge: String) -> (Shared, String) {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let shared = Arc::new(Between { bridge, client, seen: Mutex::default() });
+    let shared = Arc::new(Between { bridge, client, seen: Mutex::default(), dead: Mutex::default() });
     let routes = Router::new()
         .route("/", get(page))
         .route("/kvroute/v1/replicas", get(replicas))
@@ -86,6 +91,13 @@ async fn sees(between: &Between, what: &str, fits: impl Fn(&str) -> bool) -> Str
         assert!(begun.elapsed() < PATIENCE, "{what}: waited in vain; the page shows\n{seen}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// The same for a fault, and how long it took to show: for scripts/fault-times.
+async fn tells(between: &Between, fault: &str, begun: Instant, fits: impl Fn(&str) -> bool) -> String {
+    let seen = sees(between, fault, fits).await;
+    eprintln!("SHOWN page | {fault} | {:.2} s", begun.elapsed().as_secs_f64());
+    seen
 }
 
 /// A headless browser with a profile of its own.
@@ -157,7 +169,10 @@ async fn the_page_is_one_file_that_tells_nothing_by_itself() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_with_the_secret_sees_a_fault() {
     let Some(program) = Browser::find() else {
-        eprintln!("SKIPPED: no Chromium on PATH, so the bridge's page was not opened in a browser");
+        eprintln!(
+            "SKIPPED: no Chromium on PATH, so the bridge's page was not opened in a browser; get it by \
+             apt-get install chromium, or put one on the PATH as chromium, chromium-browser, google-chrome or chrome"
+        );
         return;
     };
     let (stays, leaves) = (replica(), replica());
@@ -173,11 +188,39 @@ async fn a_person_with_the_secret_sees_a_fault() {
     assert!(well.contains("kept false") && well.contains("wide false"), "{well}");
     assert!(!well.contains("another secret"), "{well}");
 
-    let name = leaves.name().to_owned();
-    leaves.stop();
-    let line = format!("{name}: stale: disconnected");
-    let fault = sees(&between, "the fault shows", |seen| seen.contains(&line)).await;
+    // It hangs: its connections stay, and nothing is answered.
+    let silent = format!("{}: its API does not answer", leaves.name());
+    leaves.faults().freeze(true);
+    let fault = tells(&between, "a replica hangs", Instant::now(), |seen| seen.contains(&silent)).await;
     assert!(!fault.contains("nothing is wrong"), "{fault}");
+    leaves.faults().freeze(false);
+    sees(&between, "it answers again", |seen| seen.contains("nothing is wrong")).await;
 
+    // Events are lost for good.
+    let lost = format!("{}: catching_up: gap", leaves.name());
+    for text in ["a prompt whose events come", "one whose events nobody gets", "another one, after which that is known"]
+    {
+        if text.contains("nobody") {
+            let come = || bridge.registry().states().iter().any(|s| s.name == leaves.name() && s.messages > 0);
+            sees(&between, "the first events come", |_| come()).await;
+            leaves.drop_events(1, true);
+        }
+        let request = between.client.post(format!("{}/v1/completions", leaves.url()));
+        let body = serde_json::json!({"model": "m", "prompt": text, "max_tokens": 1});
+        assert!(request.json(&body).send().await.unwrap().status().is_success());
+    }
+    tells(&between, "events are lost", Instant::now(), |seen| seen.contains(&lost)).await;
+
+    // It dies.
+    let stale = format!("{}: stale: disconnected", leaves.name());
+    std::thread::spawn(move || leaves.stop());
+    let begun = Instant::now();
+    tells(&between, "a replica dies", begun, |seen| seen.contains(&silent)).await;
+    tells(&between, "a replica dies: its events are stale", begun, |seen| seen.contains(&stale)).await;
+
+    // And the bridge.
     bridge.stop().await;
+    *between.dead.lock().unwrap() = true;
+    let gone = "No answer of the bridge";
+    tells(&between, "the bridge dies", Instant::now(), |seen| seen.contains(gone)).await;
 }

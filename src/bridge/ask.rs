@@ -1,11 +1,13 @@
-//! Asks an engine where it publishes its KV events: `GET /kv_event_sources` (vLLM 0.32), a source for each
-//! data-parallel rank. For replicas whose description names no endpoint.
+//! Asks an engine where it publishes its KV events, for replicas whose description names no endpoint: vLLM 0.32 says it at
+//! `/kv_event_sources`, a source for each data-parallel rank, and SGLang (0.5.23) in `kv_events` of its `/server_info`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -17,10 +19,13 @@ use super::zmtp::Endpoint;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Until the engine is asked again: it may not serve yet, and may publish elsewhere once it began anew.
 const AGAIN: Duration = Duration::from_secs(2);
+/// The same where the answer costs the engine more: SGLang asks its scheduler.
+const AGAIN_SGLANG: Duration = Duration::from_secs(10);
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 
-/// The path that tells.
+/// The path that tells, with vLLM and with SGLang.
 pub(super) const PATH: &str = "/kv_event_sources";
+pub(super) const SERVER_INFO: &str = "/server_info";
 
 /// Where one data-parallel rank publishes, as it says itself.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -36,6 +41,36 @@ pub struct Answer {
     pub replay_endpoint: Option<String>,
     /// Their first frame.
     pub topic: Option<String>,
+}
+
+/// `kv_events` of SGLang's `/server_info`: rank n is at the ports plus n.
+#[derive(Debug, Deserialize)]
+struct Described {
+    publisher: String,
+    endpoint_host: String,
+    endpoint_port_base: u16,
+    #[serde(default)]
+    topic: String,
+    dp_size: Option<u16>,
+    replay_endpoint_port_base: Option<u16>,
+}
+
+/// What SGLang's `/server_info` says of each rank; `None`: nothing.
+pub(super) fn of_server_info(info: &Value) -> Option<HashMap<String, Answer>> {
+    let described = Described::deserialize(info.get("kv_events")?).ok()?;
+    let host = &described.endpoint_host;
+    let at = |port: u16, rank: u16| Some(format!("tcp://{host}:{}", port.checked_add(rank)?));
+    let ranks = (0..described.dp_size.unwrap_or(1)).map(|rank| {
+        let answer = Answer {
+            enable_kv_cache_events: true,
+            publisher: Some(described.publisher.clone()),
+            endpoint: at(described.endpoint_port_base, rank),
+            replay_endpoint: described.replay_endpoint_port_base.and_then(|port| at(port, rank)),
+            topic: Some(described.topic.clone()),
+        };
+        (rank.to_string(), answer)
+    });
+    Some(ranks.collect())
 }
 
 impl Answer {
@@ -61,13 +96,23 @@ impl Answer {
 
 /// Asks for ever; follows what is named until another source is. Ends when it is aborted.
 pub async fn run(client: reqwest::Client, replica: Arc<Replica>) {
-    let url = format!("{}{PATH}", replica.spec.http.trim_end_matches('/'));
+    let base = replica.spec.http.trim_end_matches('/');
+    let (url, of_sglang) = (format!("{base}{PATH}"), format!("{base}{SERVER_INFO}"));
     let address = replica.spec.http.split_once("://").map_or("", |(_, rest)| rest);
     let authority = address.split('/').next().unwrap_or("");
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).to_owned();
     let mut now: Option<(Answer, Following)> = None;
     loop {
-        if let Ok(answers) = fetch(&client, &url).await
+        let mut again = AGAIN;
+        let mut answers: Result<HashMap<String, Answer>, String> = fetch(&client, &url).await;
+        if answers.is_err() {
+            let info: Result<Value, String> = fetch(&client, &of_sglang).await;
+            answers = info.and_then(|info| {
+                again = AGAIN_SGLANG;
+                of_server_info(&info).ok_or_else(|| "it does not say".into())
+            });
+        }
+        if let Ok(answers) = answers
             && let Some(answer) = answers.get(&replica.rank.to_string())
             && now.as_ref().is_none_or(|(known, _)| known != answer)
         {
@@ -83,7 +128,7 @@ pub async fn run(client: reqwest::Client, replica: Arc<Replica>) {
                 None => tracing::debug!("{url}: {answer:?}: nothing to connect to"),
             }
         }
-        sleep(AGAIN).await;
+        sleep(again).await;
     }
 }
 
@@ -96,7 +141,7 @@ impl Drop for Following {
     }
 }
 
-async fn fetch(client: &reqwest::Client, url: &str) -> Result<HashMap<String, Answer>, String> {
+async fn fetch<T: DeserializeOwned>(client: &reqwest::Client, url: &str) -> Result<T, String> {
     let response = client.get(url).timeout(TIMEOUT).send().await.map_err(|e| e.to_string())?;
     let response = response.error_for_status().map_err(|e| e.to_string())?;
     if response.content_length().is_some_and(|n| n > MAX_ANSWER_BYTES as u64) {
@@ -130,6 +175,18 @@ mod tests {
         assert_eq!(source("inproc://x", None), None);
         let off = Answer { endpoint: Some("tcp://*:1".into()), publisher: Some("zmq".into()), ..Answer::default() };
         assert!(off.source("h").is_none());
+    }
+
+    #[test]
+    fn as_sglang_describes() {
+        let info = serde_json::json!({"kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557,
+            "topic": "", "block_size": 64, "dp_size": 2, "replay_endpoint_port_base": 5600}});
+        let answers = of_server_info(&info).unwrap();
+        let source = answers["1"].source("h").unwrap();
+        assert_eq!(source.events.to_string(), "tcp://h:5558");
+        assert_eq!((answers.len(), source.replay.map(|r| r.to_string())), (2, Some("tcp://h:5601".into())));
+        assert_eq!(of_server_info(&serde_json::json!({"kv_events": null})), None);
+        assert_eq!(of_server_info(&serde_json::json!({"vllm_config": "x"})), None);
     }
 
     #[test]

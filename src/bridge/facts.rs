@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// See the module. What an engine does not say is `None`, or empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
-    /// `vllm` or `sglang`, by the names of its metrics.
+    /// `vllm` or `sglang`: by the names of its metrics, or where it serves none by what else only one of them has.
     pub engine: Option<&'static str>,
     /// Its version.
     pub version: Option<String>,
@@ -27,9 +27,10 @@ pub struct Facts {
     pub cache: Option<BTreeMap<String, String>>,
     /// Its load and the size of its cache.
     pub reading: Option<Reading>,
-    /// Where each rank publishes KV events; `None`: it has no such endpoint (vLLM has from 0.32 on).
+    /// Where each rank publishes KV events; `None`: it does not say (vLLM does from 0.32 on, SGLang where it publishes).
     pub sources: Option<HashMap<String, Answer>>,
-    /// SGLang's `/get_server_info`, with all its flags.
+    /// `/server_info`: with SGLang all its flags (0.5.20 has it at `/get_server_info`, too); with vLLM its configuration
+    /// and environment, where it was started with `VLLM_SERVER_DEV_MODE=1`.
     pub server_info: Option<Value>,
 }
 
@@ -55,7 +56,7 @@ impl Facts {
         }
         let url = |path: &str| format!("{base}{path}");
         let (models, version, info, metrics, sources) =
-            (url("/v1/models"), url("/version"), url("/get_server_info"), url("/metrics"), url(ask::PATH));
+            (url("/v1/models"), url("/version"), url(ask::SERVER_INFO), url("/metrics"), url(ask::PATH));
         let models = get(client, &models).await?;
         let (version, info, metrics, sources) = tokio::join!(
             json::<Value>(client, &version),
@@ -63,8 +64,15 @@ impl Facts {
             get(client, &metrics),
             json(client, &sources),
         );
+        let info = match info {
+            None => json::<Value>(client, &url("/get_server_info")).await,
+            info => info,
+        };
         let page = metrics.unwrap_or_default().unwrap_or_default();
         let engine = ["vllm", "sglang"].into_iter().find(|name| page.lines().any(|l| begins(l, name)));
+        let flags_of_sglang = info.as_ref().is_some_and(|info| info.get("disable_radix_cache").is_some());
+        let engine =
+            engine.or_else(|| flags_of_sglang.then_some("sglang")).or_else(|| version.as_ref().map(|_| "vllm"));
         let says = |value: &Option<Value>| Some(value.as_ref()?["version"].as_str()?.to_owned());
         Ok(Facts {
             engine,
@@ -72,14 +80,34 @@ impl Facts {
             models: models.and_then(|text| serde_json::from_str::<Models>(&text).ok()).map_or(Vec::new(), |m| m.data),
             cache: scrape::cache_config(&page),
             reading: Some(scrape::parse(&page, 0)).filter(|reading| reading.valid),
-            sources,
+            sources: sources.or_else(|| ask::of_server_info(info.as_ref()?)),
             server_info: info,
         })
     }
 
     /// Tokens per block.
     pub fn block_size(&self) -> Option<u32> {
-        self.reading.as_ref()?.block_size
+        let of_metrics = self.reading.as_ref().and_then(|reading| reading.block_size);
+        let of_events = || self.flag("kv_events")?.get("block_size");
+        of_metrics.or_else(|| of_events().or_else(|| self.flag("page_size"))?.as_u64()?.try_into().ok())
+    }
+
+    /// A flag of SGLang's server.
+    fn flag(&self, name: &str) -> Option<&Value> {
+        self.server_info.as_ref()?.get(name)
+    }
+
+    /// Whether it tokenizes with fastokens instead of the model's own tokenizer; `None`: it does not say.
+    pub fn fastokens(&self) -> Option<bool> {
+        let sglang = || Some(self.flag("tokenizer_backend")?.as_str()? == "fastokens");
+        let vllm = || self.flag("vllm_env")?.get("VLLM_USE_FASTOKENS")?.as_bool();
+        sglang().or_else(vllm)
+    }
+
+    /// Whether SGLang publishes KV events; `None`: it does not say, or is another engine (see `sources`).
+    pub fn sglang_events(&self) -> Option<bool> {
+        let config = self.flag("disable_radix_cache").and(self.flag("kv_events_config"))?;
+        Some(config.as_str().is_some_and(|config| !config.trim().is_empty()))
     }
 
     /// Whether the prefix cache is on; `None`: it does not say.
@@ -89,7 +117,7 @@ impl Facts {
             "False" | "false" | "None" => Some(false),
             _ => None,
         };
-        let sglang = || self.server_info.as_ref()?["disable_radix_cache"].as_bool().map(|off| !off);
+        let sglang = || self.flag("disable_radix_cache")?.as_bool().map(|off| !off);
         vllm().or_else(sglang)
     }
 
@@ -157,9 +185,38 @@ mod tests {
         assert_eq!((facts.block_size(), facts.prefix_caching()), (Some(32), Some(true)));
         assert_eq!((facts.names(), facts.adapters("m")), (vec!["m", "other"], vec!["lora"]));
         assert_eq!(facts.served("m").unwrap().max_model_len, Some(40_960));
+        assert_eq!((facts.fastokens(), facts.sglang_events()), (None, None));
         assert!(facts.sources.unwrap()["0"].enable_kv_cache_events);
         drop(replica);
         let nobody = Facts::ask(&client, "http://127.0.0.1:1").await.unwrap_err();
         assert!(nobody.contains("refused"), "{nobody}");
+    }
+
+    /// A server that has these pages only.
+    async fn server(pages: &[(&'static str, Value)]) -> String {
+        let mut routes = axum::Router::new();
+        for (path, page) in pages {
+            let page = page.clone();
+            routes = routes.route(path, axum::routing::get(|| async move { axum::Json(page) }));
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        url
+    }
+
+    #[tokio::test]
+    async fn sglang_is_known_by_its_flags_where_it_serves_no_metrics() {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let flags = serde_json::json!({"version": "0.5.23", "disable_radix_cache": false, "page_size": 64,
+            "tokenizer_backend": "fastokens", "kv_events_config": null});
+        for path in ["/server_info", "/get_server_info"] {
+            let url =
+                server(&[("/v1/models", serde_json::json!({"data": [{"id": "m"}]})), (path, flags.clone())]).await;
+            let facts = Facts::ask(&client, &url).await.unwrap();
+            assert_eq!((facts.engine, facts.version.as_deref()), (Some("sglang"), Some("0.5.23")), "{path}");
+            assert_eq!((facts.block_size(), facts.prefix_caching()), (Some(64), Some(true)));
+            assert_eq!((facts.fastokens(), facts.sglang_events()), (Some(true), Some(false)));
+        }
     }
 }

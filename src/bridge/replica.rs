@@ -1,7 +1,7 @@
 //! One replica (one data-parallel rank of one engine) at run time: its stream, and what the hub is told of it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -9,8 +9,8 @@ use super::cache::CacheConfig;
 use super::config::ReplicaSpec;
 use super::hub::Hub;
 use super::recording::{Recorder, Tape};
-use super::scrape::Reading;
-use super::stream::{Changes, Input, Step, Stream};
+use super::scrape::{self, Reading};
+use super::stream::{Changes, Input, Step, Stream, StreamCounts};
 use super::trust::TrustMachine;
 use crate::feed::FeedReplicaId;
 use crate::feed::record::{LoadReport, ReplicaInfo, Trust};
@@ -28,6 +28,32 @@ pub struct Replica {
     inner: Mutex<Inner>,
 }
 
+/// Whether the engine's API answers, by the question for its metrics.
+#[derive(Clone, Debug, Default)]
+struct Api {
+    /// A question is under way.
+    asked: Option<Instant>,
+    /// How the last one ended: `None`, with a page.
+    error: Option<scrape::Failure>,
+    /// There was an answer, or an end, at all.
+    known: bool,
+}
+
+/// A question that takes longer is not waited for before it is said that there is no answer.
+const SLOW: Duration = Duration::from_secs(1);
+
+impl Api {
+    /// In one word, and why.
+    fn state(&self) -> (&'static str, String) {
+        match (&self.error, self.asked) {
+            (Some(scrape::Failure::Silent(why)), _) => ("silent", why.clone()),
+            (_, Some(asked)) if asked.elapsed() >= SLOW => ("silent", "GET /metrics: no answer for 1 s".into()),
+            (Some(scrape::Failure::NoMetrics(why)), _) => ("no_metrics", why.clone()),
+            (None, _) => (if self.known { "answers" } else { "unknown" }, String::new()),
+        }
+    }
+}
+
 struct Inner {
     stream: Stream,
     closed: bool,
@@ -36,6 +62,7 @@ struct Inner {
     shown_since: Instant,
     changes: u64,
     reading: Option<(Reading, Instant)>,
+    api: Api,
     tape: Option<(Arc<Recorder>, Tape)>,
 }
 
@@ -62,6 +89,7 @@ pub struct State {
     pub orphan_runs: usize,
     pub messages: u64,
     pub events: u64,
+    pub events_by_kind: std::collections::BTreeMap<&'static str, u64>,
     pub gaps: u64,
     pub gaps_lost: u64,
     pub restarts: u64,
@@ -72,6 +100,16 @@ pub struct State {
     pub waiting: Option<u32>,
     pub kv_usage: Option<f64>,
     pub load_age_ms: Option<u64>,
+    /// `answers`, `no_metrics` (what it says of its load cannot be used), `silent`, `unknown`.
+    pub api: &'static str,
+    pub api_error: String,
+}
+
+/// Events by their kind; `unused` are those that the cache has no use for.
+fn kinds(counts: &StreamCounts) -> std::collections::BTreeMap<&'static str, u64> {
+    let [stored, removed, cleared] = counts.kinds;
+    let unused = counts.events.saturating_sub(stored + removed + cleared);
+    [("stored", stored), ("removed", removed), ("cleared", cleared), ("unused", unused)].into()
 }
 
 impl Replica {
@@ -90,8 +128,16 @@ impl Replica {
             let tape = recorder.stream(&spec, rank);
             (recorder, tape)
         });
-        let inner =
-            Inner { stream, closed: false, shown: None, shown_since: Instant::now(), changes: 0, reading: None, tape };
+        let inner = Inner {
+            stream,
+            closed: false,
+            shown: None,
+            shown_since: Instant::now(),
+            changes: 0,
+            reading: None,
+            api: Api::default(),
+            tape,
+        };
         let replica = Replica { spec, rank, id, hub, born: Instant::now(), inner: Mutex::new(inner) };
         replica.with(|_, _| ());
         Arc::new(replica)
@@ -171,6 +217,16 @@ impl Replica {
         step
     }
 
+    /// Its metrics are being asked for.
+    pub fn asked(&self) {
+        self.lock().api.asked = Some(Instant::now());
+    }
+
+    /// How that ended.
+    pub fn answered(&self, error: Option<scrape::Failure>) {
+        self.lock().api = Api { asked: None, error, known: true };
+    }
+
     /// A reading of its metrics.
     pub fn reading(&self, reading: Reading) {
         let load = LoadReport {
@@ -206,6 +262,7 @@ impl Replica {
         let [gpu, cpu, disk, unconfirmed] = cache.held();
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
         let load = inner.reading.as_ref();
+        let (api, api_error) = inner.api.state();
         State {
             name: self.spec.name.clone(),
             rank: self.rank,
@@ -226,6 +283,7 @@ impl Replica {
             orphan_runs: cache.orphans(),
             messages: stream.counts.messages,
             events: stream.counts.events,
+            events_by_kind: kinds(&stream.counts),
             gaps: stream.counts.gaps,
             gaps_lost: stream.counts.gaps_lost,
             restarts: stream.counts.restarts,
@@ -236,6 +294,8 @@ impl Replica {
             waiting: load.map(|(r, _)| r.waiting),
             kv_usage: load.map(|(r, _)| r.kv_usage),
             load_age_ms: load.map(|(_, at)| at.elapsed().as_millis() as u64),
+            api,
+            api_error,
         }
     }
 }

@@ -8,6 +8,7 @@ use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::facts::plain;
 use super::replica::Replica;
 use super::trust::Traffic;
 
@@ -142,6 +143,15 @@ fn labels(mut rest: &str) -> Option<(Vec<(&str, &str)>, &str)> {
     }
 }
 
+/// Why there is no reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Nobody answers.
+    Silent(String),
+    /// What answers has no metrics of an engine.
+    NoMetrics(String),
+}
+
 /// Scrapes one engine for all its ranks until it is aborted.
 pub async fn run(client: reqwest::Client, ranks: Vec<Arc<Replica>>, every: Duration) {
     let Some(first) = ranks.first() else { return };
@@ -150,39 +160,47 @@ pub async fn run(client: reqwest::Client, ranks: Vec<Arc<Replica>>, every: Durat
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        ranks.iter().for_each(|replica| replica.asked());
         match fetch(&client, &url).await {
             Ok(page) => {
                 for replica in &ranks {
                     let reading = parse(&page, replica.rank);
                     if reading.valid {
+                        replica.answered(None);
                         replica.reading(reading);
                     } else {
+                        replica.answered(Some(Failure::NoMetrics("GET /metrics: none of vLLM or SGLang".into())));
                         replica.with(|_, _| ());
                     }
                 }
             }
-            Err(error) => {
-                tracing::debug!("{url}: {error}");
-                ranks.iter().for_each(|r| r.with(|_, _| ()));
+            Err(failure) => {
+                tracing::debug!("{url}: {failure:?}");
+                for replica in &ranks {
+                    replica.answered(Some(failure.clone()));
+                    replica.with(|_, _| ());
+                }
             }
         }
     }
 }
 
-async fn fetch(client: &reqwest::Client, url: &str) -> Result<String, String> {
-    let response = client.get(url).timeout(TIMEOUT).send().await.map_err(|e| e.to_string())?;
+async fn fetch(client: &reqwest::Client, url: &str) -> Result<String, Failure> {
+    let silent = |error| Failure::Silent(format!("GET /metrics: {}", plain(&error)));
+    let unusable = |why: String| Failure::NoMetrics(format!("GET /metrics: {why}"));
+    let response = client.get(url).timeout(TIMEOUT).send().await.map_err(silent)?;
     if !response.status().is_success() {
-        return Err(format!("status {}", response.status()));
+        return Err(unusable(response.status().to_string()));
     }
     let mut page = Vec::new();
     let mut body = response.bytes_stream();
     while let Some(chunk) = body.next().await {
-        page.extend_from_slice(&chunk.map_err(|e| e.to_string())?);
+        page.extend_from_slice(&chunk.map_err(silent)?);
         if page.len() > MAX_PAGE_BYTES {
-            return Err("page too large".into());
+            return Err(unusable("page too large".into()));
         }
     }
-    String::from_utf8(page).map_err(|e| e.to_string())
+    String::from_utf8(page).map_err(|_| unusable("no text".into()))
 }
 
 /// The kind of a family, and its lines: labels and value.
@@ -208,9 +226,11 @@ pub fn exposition(states: &[super::replica::State]) -> String {
         for (reason, n) in &s.skipped {
             add("kvroute_bridge_skipped_total", "counter", format!("{who},reason=\"{reason}\""), *n as f64);
         }
+        for (kind, n) in &s.events_by_kind {
+            add("kvroute_bridge_events_total", "counter", format!("{who},kind=\"{kind}\""), *n as f64);
+        }
         for (family, n) in [
             ("kvroute_bridge_messages_total", s.messages),
-            ("kvroute_bridge_events_total", s.events),
             ("kvroute_bridge_gaps_total", s.gaps),
             ("kvroute_bridge_gaps_lost_total", s.gaps_lost),
             ("kvroute_bridge_restarts_total", s.restarts),
@@ -219,6 +239,7 @@ pub fn exposition(states: &[super::replica::State]) -> String {
         ] {
             add(family, "counter", who.clone(), n as f64);
         }
+        add("kvroute_bridge_answers", "gauge", who.clone(), f64::from(u8::from(s.api != "silent")));
         add("kvroute_bridge_trust_age_seconds", "gauge", who.clone(), s.trust_age_ms as f64 / 1e3);
         if let Some(age) = s.last_event_age_ms {
             add("kvroute_bridge_event_age_seconds", "gauge", who.clone(), age as f64 / 1e3);

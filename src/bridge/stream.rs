@@ -70,6 +70,8 @@ pub struct StreamCounts {
     pub messages: u64,
     /// Events in them.
     pub events: u64,
+    /// Of those: blocks stored, blocks removed, everything cleared.
+    pub kinds: [u64; 3],
     /// Gaps noticed.
     pub gaps: u64,
     /// Of them, not repaired.
@@ -322,6 +324,13 @@ impl Stream {
         self.cache.count_skips(&batch.skipped);
         if !batch.events.is_empty() || batch.skipped.is_empty() {
             self.trust.message();
+        }
+        for event in &batch.events {
+            self.counts.kinds[match event {
+                Event::Stored(_) => 0,
+                Event::Removed(_) => 1,
+                Event::Cleared => 2,
+            }] += 1;
         }
         let cleared = batch.events.contains(&Event::Cleared);
         self.cache.apply(self.id, batch.events, &mut changes.records);

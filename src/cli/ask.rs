@@ -1,14 +1,29 @@
 //! Asks the admin instance of a running gateway.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::de::DeserializeOwned;
 
 use crate::look::{Choice, EXPLAIN_PATH, SECRET_HEADER, STATE_PATH, WorkerState};
+
+/// The secret that was given, the file first; `None`: nothing was, or a blank. A file with nothing in it is a mistake.
+pub fn given_secret(file: Option<&Path>, text: Option<&str>) -> Result<Option<String>> {
+    let Some(file) = file else {
+        return Ok(text.map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned));
+    };
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    ensure!(!text.trim().is_empty(), "{}: the secret is empty", file.display());
+    Ok(Some(text.trim().to_owned()))
+}
+
+/// The same, for a command that cannot do without.
+pub fn needed_secret(file: Option<&Path>, text: Option<&str>) -> Result<String> {
+    given_secret(file, text)?.context("no secret: give --secret-file, or set KVROUTE_SECRET")
+}
 
 /// The secret, for a command that otherwise takes it from Envoy's configuration.
 #[derive(Debug, Args)]
@@ -22,13 +37,34 @@ pub struct KnownSecret {
 }
 
 impl KnownSecret {
-    /// What was said, the file first; `None`: nothing, or a blank.
+    /// See [`given_secret`].
     pub fn read(&self) -> Result<Option<String>> {
-        let secret = match &self.secret_file {
-            Some(file) => Some(std::fs::read_to_string(file).with_context(|| file.display().to_string())?),
-            None => self.secret.clone(),
-        };
-        Ok(secret.map(|secret| secret.trim().to_owned()).filter(|secret| !secret.is_empty()))
+        given_secret(self.secret_file.as_deref(), self.secret.as_deref())
+    }
+}
+
+/// A header that a request is to have: `NAME: VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// In lower case.
+    pub name: reqwest::header::HeaderName,
+    /// Its value.
+    pub value: reqwest::header::HeaderValue,
+}
+
+impl Header {
+    /// Reads it, as curl takes it.
+    pub fn parse(text: &str) -> Result<Header, String> {
+        let (name, value) = text.split_once(':').ok_or_else(|| format!("{text:?}: write 'NAME: VALUE'"))?;
+        let parsed = name.trim().parse().map_err(|_| format!("{name:?} is no name of a header"))?;
+        let value = value.trim().parse().map_err(|_| format!("{name}: a value that no header can have"))?;
+        // These say how the question itself comes, and who asks.
+        if ["host", "content-length", "content-type", "transfer-encoding", "connection", SECRET_HEADER]
+            .contains(&name.trim().to_ascii_lowercase().as_str())
+        {
+            return Err(format!("{}: it decides nothing", name.trim()));
+        }
+        Ok(Header { name: parsed, value })
     }
 }
 
@@ -81,12 +117,12 @@ impl Answer for Choice {
 impl GatewayArgs {
     /// The state of one worker, or of all.
     pub fn state(&self) -> Result<Vec<WorkerState>> {
-        self.ask(STATE_PATH, None)
+        self.ask(STATE_PATH, &[], None)
     }
 
-    /// What one worker, or all, would do with `body` on `path`.
-    pub fn explain(&self, path: &str, body: &[u8]) -> Result<Vec<Choice>> {
-        self.ask(&explain_query(path, None), Some(body))
+    /// What one worker, or all, would do with `body` on `path`, if it came with these headers.
+    pub fn explain(&self, path: &str, headers: &[Header], body: &[u8]) -> Result<Vec<Choice>> {
+        self.ask(&explain_query(path, None), headers, Some(body))
     }
 
     /// Asks one question after another, of whichever worker has the connection.
@@ -102,24 +138,27 @@ impl GatewayArgs {
     }
 
     fn secret(&self) -> Result<String> {
-        let secret = match (&self.secret_file, &self.secret) {
-            (Some(file), _) => std::fs::read_to_string(file).with_context(|| file.display().to_string())?,
-            (None, Some(secret)) => secret.clone(),
-            (None, None) => bail!("no secret: give --secret-file, or set KVROUTE_SECRET"),
-        };
-        Ok(secret.trim().to_owned())
+        needed_secret(self.secret_file.as_deref(), self.secret.as_deref())
     }
 
-    fn ask<T: Answer>(&self, path: &str, body: Option<&[u8]>) -> Result<Vec<T>> {
+    fn ask<T: Answer>(&self, path: &str, headers: &[Header], body: Option<&[u8]>) -> Result<Vec<T>> {
         let (url, secret) = (self.url(path)?, self.secret()?);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(self.collect(&url, &secret, body))
+        runtime.block_on(self.collect(&url, &secret, headers, body))
     }
 
-    async fn collect<T: Answer>(&self, url: &str, secret: &str, body: Option<&[u8]>) -> Result<Vec<T>> {
+    async fn collect<T: Answer>(
+        &self,
+        url: &str,
+        secret: &str,
+        headers: &[Header],
+        body: Option<&[u8]>,
+    ) -> Result<Vec<T>> {
         let patience = Duration::from_secs(self.timeout.max(1));
+        let headers = headers.iter().map(|header| (header.name.clone(), header.value.clone())).collect();
         // A connection belongs to one worker, so each request takes a new one.
-        let client = reqwest::Client::builder().pool_max_idle_per_host(0).no_proxy().timeout(patience).build()?;
+        let client = reqwest::Client::builder().pool_max_idle_per_host(0).no_proxy().timeout(patience);
+        let client = client.default_headers(headers).build()?;
         let deadline = Instant::now() + patience;
         let mut answers: BTreeMap<Option<u32>, T> = BTreeMap::new();
         loop {
@@ -182,5 +221,27 @@ fn encoded(byte: u8) -> String {
     match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
         _ => format!("%{byte:02X}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_comes_first_and_a_blank_is_no_secret() {
+        let file = std::env::temp_dir().join(format!("kvroute-given-secret-{}", std::process::id()));
+        std::fs::write(&file, " of the file\n").unwrap();
+        assert_eq!(given_secret(Some(&file), Some("text")).unwrap().as_deref(), Some("of the file"));
+        assert_eq!(given_secret(None, Some(" text\n")).unwrap().as_deref(), Some("text"));
+        assert_eq!(given_secret(None, Some(" \n")).unwrap(), None);
+        assert_eq!(given_secret(None, None).unwrap(), None);
+        let none = needed_secret(None, Some("")).unwrap_err().to_string();
+        assert!(none.contains("--secret-file"), "{none}");
+        std::fs::write(&file, "\n").unwrap();
+        let empty = given_secret(Some(&file), Some("text")).unwrap_err().to_string();
+        assert!(empty.ends_with("the secret is empty"), "{empty}");
+        std::fs::remove_file(&file).unwrap();
+        assert!(given_secret(Some(&file), None).is_err());
     }
 }

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::ensure;
 
+use super::ask::needed_secret;
 use super::table::say;
 use crate::bridge::config::ReplicaSpec;
 use crate::bridge::dns::NamedReplicas;
@@ -137,15 +138,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 impl Args {
     fn config(self) -> anyhow::Result<BridgeConfig> {
-        let secret = match (&self.secret_file, self.secret) {
-            (Some(path), _) => {
-                let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-                text.trim().to_owned()
-            }
-            (None, Some(secret)) => secret,
-            (None, None) => bail!("set --secret-file, --secret or KVROUTE_SECRET"),
-        };
-        ensure!(!secret.is_empty(), "the secret is empty");
+        let secret = needed_secret(self.secret_file.as_deref(), self.secret.as_deref())?;
         let named = !self.dns.is_empty() || !self.kubernetes.is_empty();
         let some = !self.replicas.is_empty() || named || self.config.is_some();
         ensure!(some, "no replicas: give --replica, --replica-dns, --replica-kubernetes or --config");

@@ -63,6 +63,11 @@ impl Models {
         self.config.as_ref().map_or_else(ApiPaths::default, |config| config.paths.clone())
     }
 
+    /// The header whose value is the salt of a tenant.
+    pub fn tenant_header(&self) -> Option<&str> {
+        self.config.as_ref()?.tenant_salt.header.as_deref()
+    }
+
     /// What the configuration says of the model that a request is for; `None` without a configuration.
     pub fn configured(&self, asked: Option<&str>) -> Option<Result<Chosen, NoKeyReason>> {
         let config = self.config.as_ref()?;

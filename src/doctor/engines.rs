@@ -8,6 +8,9 @@ use crate::bridge::facts::{Facts, Served};
 use crate::config::Model;
 use crate::request::Version;
 
+/// SGLang's flag for KV events.
+const SGLANG_EVENTS: &str = "--kv-events-config '{\"publisher\": \"zmq\", \"endpoint\": \"tcp://*:5557\", \"replay_endpoint\": \"tcp://*:5558\"}'";
+
 /// A replica by its `ip:port`, with what it says of itself.
 pub type Engines = BTreeMap<String, Facts>;
 
@@ -51,6 +54,14 @@ fn judge(address: &str, facts: &Facts, models: &[Model], report: &mut Report) {
         let what = "the engine has prefix caching off";
         let why = "it computes every prompt anew: there is nothing to route by";
         report.add(Level::Error, "prefix_caching_off", address, [what, why, mend]);
+    }
+    if facts.fastokens() == Some(true) {
+        let mend = match facts.engine {
+            Some("sglang") => "start it without --tokenizer-backend fastokens",
+            _ => "start it without VLLM_USE_FASTOKENS in its environment",
+        };
+        let why = "it splits some texts otherwise than the model's own tokenizer: what is cached of them is not found";
+        report.add(Level::Warning, "fastokens", address, ["the engine tokenizes with fastokens", why, mend]);
     }
     events(address, facts, report);
     if facts.models.is_empty() {
@@ -126,16 +137,22 @@ fn version(address: &str, facts: &Facts, model: &Model, report: &mut Report) {
 /// KV events, where the engine tells of them.
 fn events(address: &str, facts: &Facts, report: &mut Report) {
     let config = "--kv-events-config '{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", \"endpoint\": \"tcp://*:5557\", \"replay_endpoint\": \"tcp://*:5558\"}'";
+    let why = "what it has cached is not known: it is chosen by what was sent there, or by load";
+    if facts.sglang_events() == Some(false) {
+        let mend = format!("start it with {SGLANG_EVENTS}");
+        report.add(Level::Error, "events_off", address, ["the engine publishes no KV events", why, &mend]);
+        return;
+    }
     let Some(sources) = &facts.sources else { return };
     let off = sources.values().any(|s| !s.enable_kv_cache_events || s.publisher.as_deref() != Some("zmq"));
     if off || sources.is_empty() {
-        let why = "what it has cached is not known: it is chosen by what was sent there, or by load";
         let mend = format!("start it with {config}");
         report.add(Level::Error, "events_off", address, ["the engine publishes no KV events", why, &mend]);
         return;
     }
     if sources.values().any(|s| s.replay_endpoint.is_none()) {
         let why = "events that are lost on the way, or were sent before the bridge began, cannot be asked for again";
+        let config = if facts.engine == Some("sglang") { SGLANG_EVENTS } else { config };
         let mend = format!("start it with a replay_endpoint: {config}");
         report.add(Level::Warning, "no_replay", address, ["its KV events have no replay endpoint", why, &mend]);
     }
@@ -207,7 +224,28 @@ mod tests {
                 "models[].adapters",
             ),
         ];
+        let sglang = |info: serde_json::Value| -> Change {
+            Box::new(move |f| {
+                let on =
+                    json!({"disable_radix_cache": false, "kv_events_config": "{}", "tokenizer_backend": "huggingface"});
+                let mut all = on.as_object().unwrap().clone();
+                all.extend(info.as_object().unwrap().clone());
+                (f.cache, f.sources, f.server_info) = (None, None, Some(all.into()));
+            })
+        };
+        let cases = cases.into_iter().chain([
+            (
+                Box::new(|f: &mut Facts| f.server_info = Some(json!({"vllm_env": {"VLLM_USE_FASTOKENS": true}})))
+                    as Change,
+                "fastokens",
+                "VLLM_USE_FASTOKENS",
+            ),
+            (sglang(json!({"disable_radix_cache": true})), "prefix_caching_off", "--no-enable-prefix-caching"),
+            (sglang(json!({"kv_events_config": null})), "events_off", "\"publisher\": \"zmq\""),
+            (sglang(json!({"tokenizer_backend": "fastokens"})), "fastokens", "without"),
+        ]);
         assert_eq!(found(|_| ()), []);
+        assert_eq!(found(sglang(json!({}))), []);
         for (change, id, mend) in cases {
             let findings = found(change);
             let [(got, says)] = findings.as_slice() else { panic!("{id}: {findings:?}") };

@@ -17,6 +17,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::host::Host;
 use super::job::{Job, Step};
+use super::metrics::Timing;
 use super::models::{Setup, Tools};
 use crate::clock::Time;
 use crate::nokey::{NoKey, NoKeyReason};
@@ -26,7 +27,10 @@ use crate::routing::{Line, Mode, Reason, Receipt, Spent};
 /// The request header that asks for a receipt.
 pub const EXPLAIN_HEADER: &str = "x-kvroute-explain";
 
-/// Times the steps of a request of which a receipt is written.
+/// Of so many requests one is timed for the histograms.
+const TIMED: f64 = 1.0 / 16.0;
+
+/// Times the steps of a request, for a receipt and for the histograms.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
     /// It goes into the response.
@@ -37,6 +41,26 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// A receipt is to be written.
+    pub fn writes(&self) -> bool {
+        self.shown || self.logged
+    }
+
+    /// The request is let go after `held` microseconds, with a decision or without one.
+    fn end(&mut self, held: u64, host: &dyn Host) {
+        self.spent.held = held;
+        let Spent { parse, render, tokenize, r#match, choose, .. } = self.spent;
+        let steps = [
+            (Timing::Parse, parse),
+            (Timing::Render, render),
+            (Timing::Tokenize, tokenize),
+            (Timing::Match, r#match),
+            (Timing::Choose, choose),
+            (Timing::Held, held),
+        ];
+        steps.into_iter().for_each(|(step, us)| host.time(step, us));
+    }
+
     /// One step of the job.
     pub fn step(&mut self, job: &mut Job, tools: &mut Tools, host: &dyn Host) -> Result<(), NoKeyReason> {
         let (step, began, unix) = (job.next_step(), host.now(), host.unix_seconds());
@@ -81,12 +105,13 @@ impl Accounts {
         self.asked.insert(stream);
     }
 
-    /// A watch, where a receipt is to be written.
+    /// A watch, where a receipt is to be written, or where it is this one's turn.
     pub fn watch(&self, stream: u32, setup: &Setup) -> Option<Box<Watch>> {
         let receipts = &setup.config.receipts;
         let shown = receipts.explain && self.asked.contains(&stream);
-        let logged = receipts.sample > 0.0 && self.draw(stream) < receipts.sample;
-        (shown || logged).then(|| Box::new(Watch { shown, logged, ..Watch::default() }))
+        let lot = self.draw(stream);
+        let logged = lot < receipts.sample;
+        (shown || logged || lot < TIMED).then(|| Box::new(Watch { shown, logged, ..Watch::default() }))
     }
 
     /// From 0 to below 1.
@@ -110,11 +135,20 @@ impl Accounts {
         if setup.config.receipts.filter_state {
             host.set_state("kvroute.outcome", label);
         }
+        // One that was not watched so far has taken no time.
+        let timed = watch.is_some();
         let watch = watch.or_else(|| Some((self.watch(stream, setup)?, host.now())));
         let Some((mut watch, since)) = watch.filter(|(w, _)| w.shown || reason.kind != NoKey::NotOurPath) else {
             return;
         };
-        watch.spent.held = us(host.now().since(since));
+        let held = us(host.now().since(since));
+        match timed {
+            true => watch.end(held, host),
+            false => watch.spent.held = held,
+        }
+        if !watch.writes() {
+            return;
+        }
         let line = Line::passed(label, &reason.detail, watch.spent).to_string();
         self.give(stream, &watch, line, host);
     }
@@ -137,8 +171,9 @@ impl Accounts {
         if config.receipts.filter_state {
             state(job, "routed", &pick.best.address, pick.reason, pick.matched, held, host);
         }
-        if let (Some(mut watch), Some(receipt)) = (watch, pick.receipt.take()) {
-            watch.spent.held = held;
+        let Some(mut watch) = watch else { return };
+        watch.end(held, host);
+        if let Some(receipt) = pick.receipt.take().filter(|_| watch.writes()) {
             let line = Line::chosen(Mode::Steered, "routed", *receipt, watch.spent).to_string();
             self.give(stream, &watch, line, host);
         }
@@ -157,8 +192,9 @@ impl Accounts {
         if config.receipts.filter_state {
             state(job, "shadow", &receipt.pick, receipt.reason, matched, held, host);
         }
-        if let Some(mut watch) = watch {
-            watch.spent.held = held;
+        let Some(mut watch) = watch else { return };
+        watch.end(held, host);
+        if watch.writes() {
             let line = Line::chosen(Mode::Shadow, "shadow", receipt, watch.spent).to_string();
             self.give(stream, &watch, line, host);
         }

@@ -1,9 +1,11 @@
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use serde_json::{Value, json};
 
 use crate::feed::slots::fake::Memory;
 use crate::filter::fake::Fake;
+use crate::filter::metrics::Timing;
 use crate::filter::models::Setup;
 use crate::filter::router::Router;
 use crate::filter::router::tests::{config, packs, submit};
@@ -59,6 +61,24 @@ fn the_times_are_those_of_the_steps() {
         assert!(us(step) > 0, "{step}: {line}");
     }
     assert!(us("held") > us("parse") + us("render") + us("tokenize") + us("match") + us("choose"), "{line}");
+    // The histograms get the same.
+    let times: BTreeMap<&str, u64> = host.times.borrow().iter().map(|(timing, us)| (timing.name(), *us)).collect();
+    for step in ["parse", "render", "tokenize", "match", "choose", "held"] {
+        assert_eq!(times.get(format!("kvroute_{step}_us").as_str()), Some(&us(step)), "{step}");
+    }
+}
+
+#[test]
+fn one_request_in_16_is_timed_and_has_no_receipt() {
+    let (mut vm, setup, host) = vm("accounts-timed", json!({}));
+    for stream in 1..=1_600 {
+        submit(&mut vm, &host, stream, &setup, "abababababab");
+        assert_eq!(vm.accounts.receipt(stream), None);
+        vm.ended(stream, &host);
+    }
+    let held = host.times.borrow().iter().filter(|(timing, _)| *timing == Timing::Held).count();
+    assert!((50..=150).contains(&held), "{held} of 1,600");
+    assert!(host.states.borrow().is_empty());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use proxy_wasm::types::{LogLevel, MapType, MetricType};
 
 use super::host::{Host, Level};
-use super::metrics::{Counter, Gauge};
+use super::metrics::{Counter, Gauge, Timing};
 use super::{memory, sys};
 use crate::clock::{SECOND, Time};
 use crate::feed::slots::{QueueId, Set, Shared};
@@ -29,7 +29,10 @@ struct Count {
 
 thread_local! {
     static COUNTERS: RefCell<HashMap<Counter, Count>> = RefCell::default();
+    /// The counters without a label are there.
+    static SHOWN: Cell<bool> = const { Cell::new(false) };
     static LOG_LEVEL: Cell<u32> = const { Cell::new(LogLevel::Info as u32) };
+    static TIMINGS: RefCell<HashMap<Timing, Option<u32>>> = RefCell::default();
     static GAUGES: RefCell<HashMap<(Gauge, u32), Option<u32>>> = RefCell::default();
 }
 
@@ -104,10 +107,17 @@ impl Host for Envoy {
     }
     fn refresh(&self) {
         COUNTERS.with_borrow_mut(|known| {
-            for (counter, count) in known.iter_mut().filter(|(_, count)| count.more > 0) {
+            if !SHOWN.replace(true) {
+                Counter::PLAIN.iter().for_each(|counter| {
+                    known.entry(*counter).or_default();
+                });
+            }
+            for (counter, count) in known.iter_mut().filter(|(_, count)| count.more > 0 || count.metric.is_none()) {
                 let more = std::mem::take(&mut count.more);
                 let define = || sys::metric(MetricType::Counter, &counter.name());
-                if let Some(metric) = count.metric.get_or_insert_with(define) {
+                if let Some(metric) = count.metric.get_or_insert_with(define)
+                    && more > 0
+                {
                     sys::increment(*metric, more.min(i64::MAX as u64) as i64);
                 }
             }
@@ -120,6 +130,13 @@ impl Host for Envoy {
         });
         if let Some(id) = id {
             sys::record(id, value);
+        }
+    }
+    fn time(&self, timing: Timing, us: u64) {
+        let define = || sys::metric(MetricType::Histogram, timing.name());
+        let id = TIMINGS.with_borrow_mut(|known| *known.entry(timing).or_insert_with(define));
+        if let Some(id) = id {
+            sys::record(id, us);
         }
     }
     fn memory_used(&self) -> usize {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::host::{Host, Level};
-use super::metrics::{Counter, Gauge};
+use super::metrics::{Counter, Gauge, Timing};
 use crate::clock::Time;
 use crate::feed::slots::fake::Memory;
 use crate::feed::slots::{QueueId, Set, Shared};
@@ -20,6 +20,8 @@ pub struct Fake {
     pub step: Cell<u64>,
     /// Counters by name.
     pub counters: RefCell<BTreeMap<String, u64>>,
+    /// Samples of histograms, in order.
+    pub times: RefCell<Vec<(Timing, u64)>>,
     /// The stream that was entered.
     pub stream: Cell<u32>,
     /// Headers by stream.
@@ -42,6 +44,7 @@ impl Fake {
             now: Cell::new(1 << 40),
             step: Cell::new(0),
             counters: RefCell::default(),
+            times: RefCell::default(),
             stream: Cell::new(0),
             headers: RefCell::default(),
             states: RefCell::default(),
@@ -131,6 +134,9 @@ impl Host for Fake {
     }
     fn refresh(&self) {}
     fn gauge(&self, _gauge: Gauge, _slot: u32, _value: u64) {}
+    fn time(&self, timing: Timing, us: u64) {
+        self.times.borrow_mut().push((timing, us));
+    }
     fn memory_used(&self) -> usize {
         0
     }

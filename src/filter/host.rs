@@ -1,6 +1,6 @@
 //! What the logic of the filter needs of Envoy, so that it runs without one in tests.
 
-use super::metrics::{Counter, Gauge};
+use super::metrics::{Counter, Gauge, Timing};
 use crate::clock::Time;
 use crate::feed::slots::Shared;
 
@@ -41,6 +41,8 @@ pub trait Host: Shared {
     fn refresh(&self);
     /// Sets a gauge of a slot.
     fn gauge(&self, gauge: Gauge, slot: u32, value: u64);
+    /// Adds a sample to a histogram.
+    fn time(&self, timing: Timing, us: u64);
     /// Bytes that this VM has allocated and not given back.
     fn memory_used(&self) -> usize;
     /// Whether a line of this level would be written, as far as is known since the last tick.

@@ -18,6 +18,17 @@ use crate::replicas::peers::Message;
 /// Between two looks at the numbers for metrics.
 const REPORT: u64 = SECOND >> 1;
 
+/// What the requests of a VM take.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Uses {
+    /// Requests under way.
+    pub jobs: usize,
+    /// Memory set aside for them.
+    pub job_bytes: usize,
+    /// Memory of what earlier prompts began with.
+    pub prompt_bytes: usize,
+}
+
 /// See the [module](self).
 pub struct Link {
     lease: SlotLease,
@@ -30,6 +41,7 @@ pub struct Link {
     bounces: Bounces,
     reported: Time,
     counts: SyncCounts,
+    evicted: u64,
 }
 
 impl Link {
@@ -43,6 +55,7 @@ impl Link {
             bounces: Bounces::default(),
             reported: Time(0),
             counts: SyncCounts::default(),
+            evicted: 0,
         }
     }
 
@@ -88,7 +101,7 @@ impl Link {
     }
 
     /// Keeps the slot, notices who went, and writes the metrics now and then. True: it did.
-    pub fn tick(&mut self, host: &dyn Host, fleet: &mut Fleet, jobs: (usize, usize), now: Time) -> bool {
+    pub fn tick(&mut self, host: &dyn Host, fleet: &mut Fleet, uses: Uses, now: Time) -> bool {
         let nonce = self.lease.nonce();
         if self.lease.number().is_none() {
             self.bounces.offer(host, nonce, now);
@@ -113,7 +126,7 @@ impl Link {
         let due = now.since(self.reported) >= REPORT;
         if due {
             self.reported = now;
-            self.report(host, fleet, jobs, now);
+            self.report(host, fleet, uses, now);
         }
         due
     }
@@ -174,7 +187,7 @@ impl Link {
         self.bounces.send(host, to, own, now)
     }
 
-    fn report(&mut self, host: &dyn Host, fleet: &Fleet, (jobs, job_bytes): (usize, usize), now: Time) {
+    fn report(&mut self, host: &dyn Host, fleet: &Fleet, uses: Uses, now: Time) {
         let Some(slot) = self.lease.number() else { return };
         let stats = fleet.stats(now);
         let (new, old) = (stats.sync.counts, self.counts);
@@ -190,9 +203,14 @@ impl Link {
             }
         }
         self.counts = new;
+        host.count(Counter::Evicted, stats.index.evicted.saturating_sub(self.evicted));
+        self.evicted = stats.index.evicted;
         for (gauge, value) in [
-            (Gauge::Jobs, jobs as u64),
-            (Gauge::JobBytes, job_bytes as u64),
+            (Gauge::Jobs, uses.jobs as u64),
+            (Gauge::JobBytes, uses.job_bytes as u64),
+            (Gauge::PromptBytes, uses.prompt_bytes as u64),
+            (Gauge::FeedBytes, stats.sync.backlog_bytes as u64),
+            (Gauge::Bookings, stats.bookings as u64),
             (Gauge::MemoryBytes, host.memory_used() as u64),
             (Gauge::IndexBlocks, stats.index.entries as u64),
             (Gauge::IndexBytes, stats.index.bytes as u64),

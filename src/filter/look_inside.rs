@@ -14,7 +14,7 @@ use crate::look::{Candidate, Choice, FeedState, IndexState, Load, MemoryUse, Rep
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::replicas::stats::{FleetStats, ReplicaStats};
 use crate::replicas::{Ask, Matching};
-use crate::request::{Api, Body};
+use crate::request::{Api, Body, salt};
 use crate::routing::{CandidateReceipt, Receipt};
 
 /// The state of this worker.
@@ -140,12 +140,18 @@ fn explanation(
     if body.len() > largest {
         return Err(NoKeyReason::new(NoKey::BodyTooLarge, format!("{} bytes", body.len())));
     }
-    let body = Body::parse(body)?;
+    let sent = Body::parse(body)?;
     // Listeners may differ: the newest one that knows the model, or else the path, answers.
-    let knows = |setup: &&Rc<Setup>| setup.config.asked(body.model()).is_ok();
+    let knows = |setup: &&Rc<Setup>| setup.config.asked(sent.model()).is_ok();
     let setup = router.setups.all().find(knows).unwrap_or(router.setups.newest()).clone();
     let api = Api::of_check(path, &setup.config.paths);
     let api = api.ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no prompt comes by {path}")))?;
+    // The question comes with the headers that the gateway would see.
+    let header = setup.config.tenant_salt.header.as_deref();
+    let body = match header.and_then(|name| host.request_header(name)).filter(|salt| !salt.is_empty()) {
+        Some(tenant) => Body::parse(&salt::of_tenant(body, tenant.as_bytes())?)?,
+        None => sent,
+    };
     let (at, _, lora) = setup.config.asked(body.model())?;
     let model = setup.models.get(at).ok_or_else(|| NoKeyReason::new(NoKey::Internal, "models out of step"))?;
     let model = model.explainable(&mut router.tools.tokenizers, lora, &setup.config.hash_seed)?;

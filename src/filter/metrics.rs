@@ -59,6 +59,12 @@ pub enum Counter {
     ClaimsOver,
     /// Of them, requests that it found more cached of.
     ClaimsUnder,
+    /// Prompt tokens of the requests of which the engine said how much it found cached.
+    ClaimsPromptTokens,
+    /// Of those, tokens that were believed to be cached.
+    ClaimsBelievedTokens,
+    /// Of those, tokens that the engine found cached.
+    ClaimsFoundTokens,
     /// Stretches of work.
     Slices,
     /// Messages that another VM sent back to call this one again.
@@ -69,6 +75,8 @@ pub enum Counter {
     QueueMissed,
     /// Batches of the feed that were applied.
     FeedBatches,
+    /// Blocks that the index gave up to stay within its bound.
+    Evicted,
     /// Holes in the feed.
     FeedGaps,
     /// Snapshot answers that were applied.
@@ -80,6 +88,35 @@ pub enum Counter {
 }
 
 impl Counter {
+    /// Those without a label. Envoy shows them from the beginning: a rate needs to have seen the 0, too.
+    pub const PLAIN: [Counter; 25] = [
+        Counter::Moved,
+        Counter::PromptTokens,
+        Counter::MatchedTokens,
+        Counter::ShadowPromptTokens,
+        Counter::ShadowMatchedTokens,
+        Counter::ShadowFoundTokens,
+        Counter::ShadowSame,
+        Counter::Salted,
+        Counter::SaltRefused,
+        Counter::ClaimsChecked,
+        Counter::ClaimsOver,
+        Counter::ClaimsUnder,
+        Counter::ClaimsPromptTokens,
+        Counter::ClaimsBelievedTokens,
+        Counter::ClaimsFoundTokens,
+        Counter::Evicted,
+        Counter::Slices,
+        Counter::Bounces,
+        Counter::QueueWakes,
+        Counter::QueueMissed,
+        Counter::FeedBatches,
+        Counter::FeedGaps,
+        Counter::Snapshots,
+        Counter::FailedPulls,
+        Counter::Repaired,
+    ];
+
     /// Envoy's name of it.
     pub fn name(self) -> String {
         let plain = match self {
@@ -97,6 +134,10 @@ impl Counter {
             Counter::ClaimsChecked => "kvroute_claims_checked_total",
             Counter::ClaimsOver => "kvroute_claims_over_total",
             Counter::ClaimsUnder => "kvroute_claims_under_total",
+            Counter::ClaimsPromptTokens => "kvroute_claims_prompt_tokens_total",
+            Counter::ClaimsBelievedTokens => "kvroute_claims_believed_tokens_total",
+            Counter::ClaimsFoundTokens => "kvroute_claims_found_tokens_total",
+            Counter::Evicted => "kvroute_index_evicted_total",
             Counter::Slices => "kvroute_slices_total",
             Counter::Bounces => "kvroute_bounces_total",
             Counter::QueueWakes => "kvroute_queue_wakes_total",
@@ -111,6 +152,37 @@ impl Counter {
     }
 }
 
+/// Histograms: microseconds of each step of a request, of one in 16 and all of which a receipt is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Timing {
+    /// Reading the body.
+    Parse,
+    /// Rendering the chat template.
+    Render,
+    /// Tokenizing and hashing.
+    Tokenize,
+    /// Looking the blocks up.
+    Match,
+    /// Ranking the candidates.
+    Choose,
+    /// From the end of the body until the request was let go, waiting included.
+    Held,
+}
+
+impl Timing {
+    /// Envoy's name of it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Timing::Parse => "kvroute_parse_us",
+            Timing::Render => "kvroute_render_us",
+            Timing::Tokenize => "kvroute_tokenize_us",
+            Timing::Match => "kvroute_match_us",
+            Timing::Choose => "kvroute_choose_us",
+            Timing::Held => "kvroute_held_us",
+        }
+    }
+}
+
 /// Gauges, one a slot: the VMs of an Envoy share the names of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gauge {
@@ -118,6 +190,12 @@ pub enum Gauge {
     Jobs,
     /// Memory set aside for them.
     JobBytes,
+    /// Memory of what earlier prompts began with.
+    PromptBytes,
+    /// Memory of batches that are not applied yet.
+    FeedBytes,
+    /// Requests that were sent to a replica and have not ended.
+    Bookings,
     /// Memory that the VM uses.
     MemoryBytes,
     /// The longest stretch of work since the last report, in microseconds.
@@ -140,6 +218,9 @@ impl Gauge {
         let name = match self {
             Gauge::Jobs => "jobs",
             Gauge::JobBytes => "job_bytes",
+            Gauge::PromptBytes => "prompt_bytes",
+            Gauge::FeedBytes => "feed_bytes",
+            Gauge::Bookings => "bookings",
             Gauge::MemoryBytes => "memory_bytes",
             Gauge::LongestSlice => "longest_slice_us",
             Gauge::IndexBlocks => "index_blocks",

@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use super::accounts::{Accounts, Watch};
 use super::host::{Host, Level};
 use super::job::Job;
-use super::link::Link;
+use super::link::{Link, Uses};
 use super::metrics::{Counter, Gauge, Outcome};
 use super::models::{Setup, Tokenizers, Tools};
 use super::setups::Setups;
@@ -292,8 +292,9 @@ impl Router {
                 self.passed = now;
                 self.fleet.tick(now);
             }
-            let jobs = self.jobs();
-            if self.link.tick(host, &mut self.fleet, jobs, now) {
+            let (jobs, job_bytes) = self.jobs();
+            let uses = Uses { jobs, job_bytes, prompt_bytes: self.tools.memory.bytes() };
+            if self.link.tick(host, &mut self.fleet, uses, now) {
                 host.gauge(Gauge::LongestSlice, self.link.slot().unwrap_or(0), self.turns.take_longest() >> 10);
             }
         }
@@ -391,6 +392,9 @@ impl Router {
             && let Some(claimed) = self.fleet.found(flight.booking, prompt, cached)
         {
             host.count(Counter::ClaimsChecked, 1);
+            host.count(Counter::ClaimsPromptTokens, prompt);
+            host.count(Counter::ClaimsBelievedTokens, claimed);
+            host.count(Counter::ClaimsFoundTokens, cached);
             match claimed.cmp(&cached) {
                 Ordering::Greater => host.count(Counter::ClaimsOver, 1),
                 Ordering::Less => host.count(Counter::ClaimsUnder, 1),
@@ -535,7 +539,7 @@ impl Router {
         let setup = &held.job.setup;
         let (policy, only) = (Some(&setup.config.policy), setup.only.as_deref());
         let shadow = held.job.model.and_then(|at| setup.config.models.get(at)).is_some_and(|model| model.shadow);
-        let explain = held.watch.is_some();
+        let explain = held.watch.as_ref().is_some_and(|watch| watch.writes());
         let session = held.job.session.as_deref();
         let ask = Ask { tokens: tokens as u64, estimated: !exact, explain, session, policy, only, now };
         let choice = match shadow {

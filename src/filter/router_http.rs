@@ -18,7 +18,7 @@ use super::{secret, sys};
 use crate::look::SECRET_HEADER;
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::request::Api;
-use crate::request::salt::salted;
+use crate::request::salt;
 
 /// Of an answer, what is looked at in one piece for its first data.
 const PEEK: usize = 4 << 10;
@@ -30,8 +30,7 @@ const PIECE: usize = 64 << 10;
 /// held that one more read still fits.
 const ONE_READ: usize = 8 << 20;
 
-/// The longest salt of a tenant that is taken, and the room for it in Envoy's buffer.
-const LONGEST_SALT: usize = 1 << 10;
+/// Room for the salt of a tenant in Envoy's buffer.
 const SALT_ROOM: usize = 4 << 10;
 
 /// Where the request stands.
@@ -122,10 +121,7 @@ impl RouterHttp {
     /// The body with the salt of its tenant; written where it must be.
     fn salt(&mut self, body: Vec<u8>, body_size: usize) -> Result<Vec<u8>, NoKeyReason> {
         let Some(tenant) = &self.tenant else { return Ok(body) };
-        let bad = |what: &str| NoKeyReason::new(NoKey::BadRequest, format!("cache_salt of the tenant: {what}"));
-        let salt = std::str::from_utf8(tenant).ok().filter(|salt| salt.len() <= LONGEST_SALT);
-        let salt = salt.ok_or_else(|| bad("longer than 1,024 bytes, or no UTF-8"))?;
-        let salted = salted(&body, salt).ok_or_else(|| bad("the body is no JSON object"))?;
+        let salted = salt::of_tenant(&body, tenant)?;
         if self.must_salt() {
             let length = salted.len().to_string();
             let written = sys::set_buffer(BufferType::HttpRequestBody, body_size, &salted)

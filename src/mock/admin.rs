@@ -4,8 +4,9 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -46,7 +47,16 @@ pub fn routes(shared: Arc<Shared>) -> Router {
         .route("/{*path}", post(api))
         .fallback(not_found)
         .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(shared.clone(), stand_still))
         .with_state(shared)
+}
+
+/// Nothing but the switches is served while it is frozen.
+async fn stand_still(State(shared): App, request: Request, next: Next) -> Response {
+    if !request.uri().path().starts_with("/mock/") {
+        shared.faults.while_frozen().await;
+    }
+    next.run(request).await
 }
 
 async fn health(State(shared): App) -> StatusCode {

@@ -57,6 +57,7 @@ pub struct Faults {
     fail_status: AtomicU16,
     hang_next: AtomicU64,
     health: AtomicU16,
+    frozen: watch::Sender<bool>,
     released: watch::Sender<u64>,
     log: Mutex<Log>,
 }
@@ -68,6 +69,7 @@ impl Default for Faults {
             fail_status: AtomicU16::new(503),
             hang_next: AtomicU64::new(0),
             health: AtomicU16::new(200),
+            frozen: watch::channel(false).0,
             released: watch::channel(0).0,
             log: Mutex::default(),
         }
@@ -90,6 +92,16 @@ impl Faults {
     pub fn release(&self) {
         self.hang_next.store(0, Relaxed);
         self.released.send_modify(|times| *times += 1);
+    }
+
+    /// As if the process stood still: nothing is answered any more, while its connections stay; or it goes on.
+    pub fn freeze(&self, frozen: bool) {
+        self.frozen.send_replace(frozen);
+    }
+
+    /// Waits while it stands still.
+    pub async fn while_frozen(&self) {
+        let _ = self.frozen.subscribe().wait_for(|frozen| !frozen).await;
     }
 
     /// What `/health` answers.

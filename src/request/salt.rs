@@ -6,7 +6,19 @@
 
 use memchr::memchr2;
 
+use crate::nokey::{NoKey, NoKeyReason};
+
 const NAME: &str = "cache_salt";
+/// Longer ones no engine takes.
+const LONGEST: usize = 1 << 10;
+
+/// The body with the salt of a tenant, as the gateway's header has it.
+pub fn of_tenant(body: &[u8], tenant: &[u8]) -> Result<Vec<u8>, NoKeyReason> {
+    let bad = |what: &str| NoKeyReason::new(NoKey::BadRequest, format!("cache_salt of the tenant: {what}"));
+    let salt = std::str::from_utf8(tenant).ok().filter(|salt| salt.len() <= LONGEST);
+    let salt = salt.ok_or_else(|| bad("longer than 1,024 bytes, or no UTF-8"))?;
+    salted(body, salt).ok_or_else(|| bad("the body is no JSON object"))
+}
 
 /// The body with this salt. `None`: it is no object, or its fields cannot be told apart.
 pub fn salted(body: &[u8], salt: &str) -> Option<Vec<u8>> {

@@ -420,6 +420,12 @@ impl Gateway {
         self.envoy.stats("vm_reload_success").unwrap().iter().map(|(_, v)| v).sum()
     }
 
+    /// The process of a replica dies, now: what is left of it here goes in the background.
+    pub fn begin_kill(&mut self, index: usize) {
+        let replica = self.replicas[index].take();
+        std::thread::spawn(move || drop(replica));
+    }
+
     /// The process of a replica dies.
     pub async fn kill(&mut self, index: usize) {
         let replica = self.replicas[index].take();

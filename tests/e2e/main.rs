@@ -6,6 +6,7 @@ mod adapters;
 mod bodies;
 mod conform;
 mod conversations;
+mod dashboard;
 mod deployments;
 mod doctor;
 mod exact;

@@ -1,8 +1,10 @@
 //! The salt of a tenant: the gateway's header holds, in the key and in the body that the engine gets.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Gateway, MODEL, Setup, client, eventually, sha256, words};
+use crate::harness::{Answer, Gateway, MODEL, Setup, client, eventually, kvroute, sha256, words};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -87,6 +89,22 @@ async fn without_write_only_the_key_has_it() {
     gateway.settled().await;
     let answer = post(&gateway, &plain, Some("a")).await;
     assert!(answer.outcome.contains("reason=cache") && !answer.outcome.contains("matched=0;"), "{answer:?}");
+
+    // So does explain, with the header that the gateway would set.
+    let hashes = |body: &str, more: &[&str]| {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tenants-body.json");
+        std::fs::write(&file, body).unwrap();
+        let url = format!("http://{}", gateway.envoy.ingest());
+        let asked = ["explain", "--gateway", &url, "--secret", &gateway.envoy.bootstrap().secret, "--json"];
+        let said = kvroute(&[&asked[..], more, &[file.to_str().unwrap()]].concat());
+        let said: Value = serde_json::from_str(&said).unwrap();
+        assert!(said[0]["pick"].is_string(), "{said}");
+        said[0]["block_hashes"].clone()
+    };
+    let of_a = hashes(&salted, &[]);
+    assert_eq!(hashes(&plain, &["--header", "x-tenant: a"]), of_a);
+    assert_ne!(hashes(&plain, &["--header", "x-tenant: b"]), of_a);
+    assert_ne!(hashes(&plain, &[]), of_a);
 }
 
 #[tokio::test(flavor = "multi_thread")]

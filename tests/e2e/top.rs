@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,7 +12,7 @@ use rustix::pty::OpenptFlags;
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 
-use crate::harness::{Conversation, Gateway, Setup, eventually, free_address, words};
+use crate::harness::{Conversation, Gateway, MODEL, Setup, eventually, free_address, words};
 
 /// `kvroute top` behind a pseudo-terminal.
 struct Top {
@@ -24,13 +25,18 @@ struct Top {
     bytes: Arc<Mutex<Vec<u8>>>,
 }
 
+/// A prompt that no other is like.
+fn completion(seed: u64) -> Vec<u8> {
+    serde_json::json!({"model": MODEL, "prompt": words(seed, 40), "max_tokens": 1}).to_string().into()
+}
+
 fn size(rows: u16, columns: u16) -> Winsize {
     Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
 fn arguments(gateway: &Gateway) -> Vec<String> {
     let admin = format!("http://{}", gateway.envoy.admin());
-    ["top", "--admin", &admin, "--interval", "0.2"].map(str::to_owned).to_vec()
+    ["top", "--admin", &admin].map(str::to_owned).to_vec()
 }
 
 impl Top {
@@ -70,6 +76,13 @@ impl Top {
 
     fn text(&self) -> String {
         self.screen.lock().unwrap().screen().contents()
+    }
+
+    /// Waits until the screen shows a fault, and says how long that took: for scripts/fault-times.
+    async fn tells(&self, fault: &str, begun: Instant, fits: impl Fn(&str) -> bool) -> String {
+        let text = self.shows(fault, fits).await;
+        eprintln!("SHOWN top | {fault} | {:.2} s", begun.elapsed().as_secs_f64());
+        text
     }
 
     /// Waits until the screen has what fits.
@@ -132,15 +145,34 @@ async fn faults_show_on_the_screen_and_nothing_stays_of_it() {
     let restarted = gateway.index_of(&home);
     gateway.replica(restarted).restart();
     gateway.nudge(restarted).await;
-    top.shows("the restart", |text| text.contains("began anew: its cache was lost")).await;
+    top.tells("a replica begins anew", Instant::now(), |text| text.contains("began anew: its cache was lost")).await;
+
+    // One hangs: its connections stay, and nothing is answered.
+    let hangs = (restarted + 2) % 3;
+    let line = format!("!! {}: its API does not answer", gateway.replica(hangs).http_addr());
+    gateway.replica(hangs).faults().freeze(true);
+    let fault = top.tells("a replica hangs", Instant::now(), |text| text.contains(&line)).await;
+    assert!(!fault.contains("nothing is wrong"), "{fault}");
+    gateway.replica(hangs).faults().freeze(false);
+    top.shows("it answers again", |text| !text.contains(&line)).await;
+
+    // Events are lost for good.
+    let line = format!(" ! {}: catching_up: gap", gateway.replica(hangs).http_addr());
+    gateway.behind(hangs, "/v1/completions", completion(6)).await;
+    gateway.settled().await;
+    gateway.replica(hangs).drop_events(1, true);
+    gateway.nudge(hangs).await;
+    gateway.behind(hangs, "/v1/completions", completion(7)).await;
+    top.tells("events are lost", Instant::now(), |text| text.contains(&line)).await;
 
     // Another one dies.
     let dying = (restarted + 1) % 3;
     let address = gateway.replica(dying).http_addr().to_string();
-    gateway.kill(dying).await;
+    gateway.begin_kill(dying);
+    let begun = Instant::now();
+    top.tells("a replica dies", begun, |text| text.contains(&format!("!! {address}: its API does not answer"))).await;
     let trust = format!("!! {address}: stale: disconnected");
-    let fault = top.shows("the dead replica", |text| text.contains(&trust)).await;
-    assert!(!fault.contains("nothing is wrong"), "{fault}");
+    top.tells("a replica dies: its events are stale", begun, |text| text.contains(&trust)).await;
 
     // The window becomes small: the line of that replica still says it.
     tcsetwinsize(&top.master, size(24, 60)).unwrap();
@@ -151,7 +183,7 @@ async fn faults_show_on_the_screen_and_nothing_stays_of_it() {
     assert!(small.lines().next().is_some_and(|line| line.starts_with("kvroute top")), "{small}");
 
     gateway.kill_bridge();
-    top.shows("the bridge is gone", |text| text.contains("!! bridge: ")).await;
+    top.tells("the bridge dies", Instant::now(), |text| text.contains("!! bridge: ")).await;
 
     top.press(b"q");
     top.leaves().await;

@@ -6,22 +6,22 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use super::ask::GatewayArgs;
+use super::ask::{GatewayArgs, Header};
 use super::models::{Chosen, Models, now};
 use super::table::{Paint, show};
 use crate::explain::{Explanation, explain};
 use crate::nokey::{NoKey, NoKeyReason};
-use crate::request::{Api, Body, EngineFlags};
+use crate::request::{Api, Body, EngineFlags, salt};
 
 const EXAMPLES: &str = r#"Examples:
   kvroute explain --pack qwen3.pack request.json
   echo '{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}' |
     kvroute explain --pack qwen3.pack
   kvroute explain --pack qwen3.pack --path /v1/completions --json body.json | jq .token_ids
-  kvroute explain --pack models.wasm --config router.json request.json
+  kvroute explain --pack models.wasm --config router.json --header 'x-tenant: a' request.json
   kvroute explain --gateway http://127.0.0.1:10100 --secret-file secret --all-workers body.json
   kvroute explain --gateway http://127.0.0.1:10100 --secret-file secret --brief body.json"#;
 
@@ -39,6 +39,10 @@ pub struct ExplainArgs {
     /// The request's path, which names the API.
     #[arg(long, default_value = "/v1/chat/completions")]
     path: String,
+    /// A header that the request comes with, 'x-tenant: a' say, for where tenant_salt.header makes a salt of one; once
+    /// for each
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = Header::parse)]
+    headers: Vec<Header>,
     /// A pack, or a filter with packs.
     #[arg(long, value_name = "FILE", required_unless_present = "gateway")]
     pack: Option<PathBuf>,
@@ -84,7 +88,7 @@ pub fn run(args: ExplainArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let workers = args.gateway.explain(&args.path, &body)?;
+    let workers = args.gateway.explain(&args.path, &args.headers, &body)?;
     if args.json {
         show(&format!("{}\n", serde_json::to_string(&workers)?))?;
     } else {
@@ -110,10 +114,17 @@ fn read_body(path: &Path) -> Result<Vec<u8>> {
 
 fn explain_here(args: &ExplainArgs, pack: &Path, body: &[u8]) -> Result<Explanation> {
     let models = Models::read(pack, args.config.as_deref())?;
+    ensure!(
+        args.headers.is_empty() || args.config.is_some(),
+        "--header: which header is the salt of a tenant stands in the router's configuration: give --config"
+    );
+    let tenant = args.headers.iter().find(|header| models.tenant_header() == Some(header.name.as_str()));
+    let tenant = tenant.map(|header| header.value.as_bytes()).filter(|salt| !salt.is_empty());
     let parsed = (|| {
         let api = Api::of_check(&args.path, &models.paths())
             .ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no API has the path {:?}", args.path)))?;
-        Ok((api, Body::parse(body)?))
+        let sent = Body::parse(body)?;
+        Ok((api, tenant.map_or(Ok(sent), |tenant| Body::parse(&salt::of_tenant(body, tenant)?))?))
     })();
     let (api, body) = match parsed {
         Ok(parsed) => parsed,

@@ -136,7 +136,7 @@ fn summary(e: &Explanation, paint: Paint) -> String {
     let key = match &e.no_key {
         Some(reason) => format!("none: {}: {}", paint.bold(&reason.reason), harmless(&reason.detail)),
         None => {
-            let salt = if e.cache_salt { ", with the request's cache_salt" } else { "" };
+            let salt = if e.cache_salt { ", with a cache_salt" } else { "" };
             format!("{} blocks of {} tokens{salt}", grouped(e.block_hashes.len() as u64), e.block_size)
         }
     };

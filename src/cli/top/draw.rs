@@ -173,8 +173,9 @@ fn replicas(replicas: &[Replica], width: usize, palette: Palette) -> Vec<Line<'s
         Column("model", true, 11),
     ];
     let rows = replicas.iter().map(|replica| {
-        let trust = match replica.healthy {
-            Some(false) => format!("unhealthy, {}", replica.trust),
+        let trust = match (replica.healthy, &replica.silent, replica.trust.as_str()) {
+            (Some(false), ..) => format!("unhealthy, {}", replica.trust),
+            (_, Some(_), trust @ ("exact" | "catching_up")) => format!("no answer, {trust}"),
             _ => state::trust(&replica.trust, &replica.trust_reason),
         };
         let capacity = if replica.capacity_blocks == 0 { "?".to_owned() } else { grouped(replica.capacity_blocks) };

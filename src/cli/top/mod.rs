@@ -20,9 +20,14 @@ use draw::Palette;
 use seen::Asker;
 use view::View;
 
+/// Who does not answer within this is said not to: a fault is to be seen within two seconds, the time between two looks
+/// included. One look may wait longer.
+const LIVE: Duration = Duration::from_secs(1);
+const ONCE: Duration = Duration::from_secs(5);
+
 const EXAMPLES: &str = r#"Examples:
   kvroute top
-  kvroute top --admin http://127.0.0.1:9901 --secret-file secret --interval 0.5
+  kvroute top --admin http://127.0.0.1:9901 --secret-file secret --interval 2
   kvroute top --once
   kvroute top --json | jq '.problems'
 
@@ -48,7 +53,7 @@ pub struct TopArgs {
     #[command(flatten)]
     secret: KnownSecret,
     /// Time between two looks
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = interval)]
     interval: Duration,
     /// One look, as text
     #[arg(long)]
@@ -78,8 +83,9 @@ pub fn run(args: TopArgs) -> Result<ExitCode> {
         timeout: Duration::ZERO,
     };
     let title = target.admin.clone();
-    let mut asker = Asker::new(target, args.gateway)?;
-    if !args.once && !args.json {
+    let live = !args.once && !args.json;
+    let mut asker = Asker::new(target, args.gateway, if live { LIVE } else { ONCE })?;
+    if live {
         return live::run(asker, args.interval, &title);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -11,8 +11,6 @@ use crate::doctor::proxy::{self, Proxy};
 use crate::doctor::{Report, Target};
 use crate::look::{SECRET_HEADER, STATE_PATH, WorkerState};
 
-/// Who does not answer within this is said not to.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// What a worker said that has not been met again since.
 const KEPT: Duration = Duration::from_secs(10);
 
@@ -79,6 +77,8 @@ pub struct Followed {
     pub waiting: Option<u32>,
     pub kv_usage: Option<f64>,
     pub load_age_ms: Option<u64>,
+    pub api: String,
+    pub api_error: String,
 }
 
 /// Asks again and again.
@@ -87,6 +87,8 @@ pub struct Asker {
     /// A connection belongs to one worker: each request takes a new one.
     fresh: reqwest::Client,
     target: Target,
+    /// Who does not answer within this is said not to.
+    patience: Duration,
     gateway: Option<String>,
     proxy: Option<Proxy>,
     workers: BTreeMap<Option<u32>, (Instant, WorkerState)>,
@@ -95,12 +97,13 @@ pub struct Asker {
 
 impl Asker {
     /// Nothing is asked yet. `gateway`: the listener of the admin instance, where Envoy does not say it.
-    pub fn new(target: Target, gateway: Option<String>) -> Result<Asker> {
-        let client = || reqwest::Client::builder().no_proxy().timeout(PATIENCE).connect_timeout(PATIENCE);
+    pub fn new(target: Target, gateway: Option<String>, patience: Duration) -> Result<Asker> {
+        let client = || reqwest::Client::builder().no_proxy().timeout(patience).connect_timeout(patience);
         Ok(Asker {
             client: client().build()?,
             fresh: client().pool_max_idle_per_host(0).build()?,
             target,
+            patience,
             gateway,
             proxy: None,
             workers: BTreeMap::new(),
@@ -144,7 +147,7 @@ impl Asker {
         let admin = self.target.admin.trim_end_matches('/').to_owned();
         if self.proxy.is_none() {
             let mut report = Report::default();
-            let found = tokio::time::timeout(PATIENCE, proxy::look(&self.client, &self.target, &mut report)).await;
+            let found = tokio::time::timeout(self.patience, proxy::look(&self.client, &self.target, &mut report)).await;
             self.proxy = Some(found.with_context(|| format!("{admin} does not answer"))??);
         }
         let Some(proxy) = &self.proxy else { return Ok(()) };
@@ -230,6 +233,10 @@ mod tests {
         assert_eq!(stats(page), expected.map(|(name, n)| (name.to_owned(), n)).into());
     }
 
+    fn patience() -> Duration {
+        Duration::from_secs(5)
+    }
+
     #[tokio::test]
     async fn who_cannot_be_asked_is_named() {
         // Nothing listens there: the port was free a moment ago.
@@ -241,13 +248,13 @@ mod tests {
             secret: Some("s".into()),
             bridge: Some(nowhere.clone()),
             no_requests: true,
-            patience: PATIENCE,
-            timeout: PATIENCE,
+            patience: patience(),
+            timeout: patience(),
         };
-        let seen = Asker::new(target.clone(), Some(nowhere)).unwrap().look().await;
+        let seen = Asker::new(target.clone(), Some(nowhere), patience()).unwrap().look().await;
         let silent: Vec<&str> = seen.silent.iter().map(|(who, _)| *who).collect();
         assert_eq!(silent, ["Envoy", "bridge", "filter"], "{:?}", seen.silent);
-        let seen = Asker::new(Target { secret: None, ..target }, None).unwrap().look().await;
+        let seen = Asker::new(Target { secret: None, ..target }, None, patience()).unwrap().look().await;
         assert_eq!(seen.silent.last().map(|(who, _)| *who), Some("secret"));
     }
 }

@@ -132,6 +132,8 @@ pub struct Replica {
     pub restarts: u64,
     /// Gaps in its events since then.
     pub gaps: u64,
+    /// Why the bridge has no answer of its API; null while it answers.
+    pub silent: Option<String>,
 }
 
 impl View {
@@ -236,7 +238,8 @@ fn replicas(now: &Seen) -> Vec<Replica> {
     for replica in &mut all {
         replica.healthy = now.healthy.get(&replica.address).copied();
         let of_trust = rank_of(&replica.trust).0;
-        replica.health = if replica.healthy == Some(false) { Health::Bad } else { of_trust };
+        let out_of_reach = replica.healthy == Some(false) || replica.silent.is_some();
+        replica.health = if out_of_reach { Health::Bad } else { of_trust };
     }
     all
 }
@@ -262,6 +265,7 @@ fn by_the_bridge(followed: &Followed) -> Replica {
         event_age_ms: followed.last_event_age_ms,
         restarts: followed.restarts,
         gaps: followed.gaps,
+        silent: (followed.api == "silent").then(|| followed.api_error.clone()),
         ..Replica::default()
     }
 }
@@ -317,6 +321,9 @@ fn problems(now: &Seen, before: Option<&Seen>, workers: &[Worker], replicas: &[R
         let place = state::address(&replica.address, replica.rank);
         if replica.healthy == Some(false) {
             add(Health::Bad, place.clone(), "Envoy finds it unhealthy and sends it nothing".into());
+        }
+        if let Some(why) = &replica.silent {
+            add(Health::Bad, place.clone(), format!("its API does not answer: {why}"));
         }
         if replica.healthy.is_none() && !now.healthy.is_empty() {
             add(Health::Bad, place.clone(), "Envoy's clusters do not have it under this address".into());

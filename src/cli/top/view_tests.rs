@@ -61,6 +61,18 @@ fn the_worst_that_anybody_says_of_a_replica_counts() {
 }
 
 #[test]
+fn a_replica_that_does_not_answer_is_bad_whatever_its_events_say() {
+    let mut now = healthy();
+    let replica = &mut now.bridge.as_mut().unwrap().replicas[0];
+    (replica.api, replica.api_error) = ("silent".into(), "GET /metrics: no answer for 1 s".into());
+    let view = View::of(&now, None);
+    assert_eq!(what(&view), ["a:1: its API does not answer: GET /metrics: no answer for 1 s"]);
+    assert_eq!(view.replicas.iter().map(|r| r.health).collect::<Vec<_>>(), [Health::Bad, Health::Good]);
+    now.bridge.as_mut().unwrap().replicas[0].api = "no_metrics".into();
+    assert_eq!(what(&View::of(&now, None)), Vec::<String>::new());
+}
+
+#[test]
 fn envoy_and_feed_must_speak_of_the_same_replicas() {
     let mut now = healthy();
     now.healthy = [("a:1".to_owned(), false), ("c:1".to_owned(), true)].into();

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use super::ask::{given_secret, needed_secret};
 use super::hub::{ModelFiles, model_files};
 use super::table::show;
 use crate::bridge::facts::Facts;
@@ -240,22 +241,14 @@ impl Args {
 
     /// The secret, and the file that has it.
     fn secret(&self, cache: &Path) -> Result<(String, Option<PathBuf>)> {
-        let read = |path: &Path| -> Result<String> {
-            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            ensure!(!text.trim().is_empty(), "{}: the secret is empty", path.display());
-            Ok(text.trim().to_owned())
-        };
-        match (&self.secret_file, &self.secret) {
-            (Some(path), _) => Ok((read(path)?, Some(path.clone()))),
-            (None, Some(secret)) if !secret.trim().is_empty() => Ok((secret.trim().to_owned(), None)),
-            _ => {
-                let path = cache.join("secret");
-                if !path.exists() {
-                    make_secret(&path)?;
-                }
-                Ok((read(&path)?, Some(path)))
-            }
+        if let Some(secret) = given_secret(self.secret_file.as_deref(), self.secret.as_deref())? {
+            return Ok((secret, self.secret_file.clone()));
         }
+        let path = cache.join("secret");
+        if !path.exists() {
+            make_secret(&path)?;
+        }
+        Ok((needed_secret(Some(&path), None)?, Some(path)))
     }
 }
 
