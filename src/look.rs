@@ -95,8 +95,20 @@ pub struct ReplicaState {
     pub capacity_blocks: u64,
     /// Blocks of it were given up, since the index is full.
     pub truncated: bool,
+    /// LoRA adapters that it is known to serve (at most 64).
+    pub adapters: Vec<Adapter>,
     /// Its load.
     pub load: Load,
+}
+
+/// A LoRA adapter of a replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Adapter {
+    /// Its name.
+    pub name: String,
+    /// It is among those that the engine used last; the others it has to load first.
+    pub loaded: bool,
 }
 
 /// What a replica is busy with.
@@ -197,4 +209,8 @@ pub struct Candidate {
     pub cost_load: f64,
     /// Of it, for being home to more conversations than the others.
     pub cost_crowding: f64,
+    /// Of a request for a LoRA adapter: `loaded`, `served` (it has to be loaded first), `absent` or `unknown`.
+    pub adapter: Option<String>,
+    /// Of the cost, for loading it.
+    pub cost_adapter: f64,
 }

@@ -46,14 +46,21 @@ pub struct Served {
     pub max_model_len: Option<u64>,
 }
 
-impl Facts {
-    /// Asks the engine at `http://host:port`. An error: nobody answers there.
-    pub async fn ask(client: &reqwest::Client, base: &str) -> Result<Facts, String> {
-        let base = base.trim_end_matches('/');
+impl Served {
+    /// What `/v1/models` answers.
+    pub fn list(text: &str) -> Option<Vec<Served>> {
         #[derive(Deserialize)]
         struct Models {
             data: Vec<Served>,
         }
+        serde_json::from_str::<Models>(text).ok().map(|models| models.data)
+    }
+}
+
+impl Facts {
+    /// Asks the engine at `http://host:port`. An error: nobody answers there.
+    pub async fn ask(client: &reqwest::Client, base: &str) -> Result<Facts, String> {
+        let base = base.trim_end_matches('/');
         let url = |path: &str| format!("{base}{path}");
         let (models, version, info, metrics, sources) =
             (url("/v1/models"), url("/version"), url(ask::SERVER_INFO), url("/metrics"), url(ask::PATH));
@@ -77,7 +84,7 @@ impl Facts {
         Ok(Facts {
             engine,
             version: says(&version).or_else(|| says(&info)),
-            models: models.and_then(|text| serde_json::from_str::<Models>(&text).ok()).map_or(Vec::new(), |m| m.data),
+            models: models.and_then(|text| Served::list(&text)).unwrap_or_default(),
             cache: scrape::cache_config(&page),
             reading: Some(scrape::parse(&page, 0)).filter(|reading| reading.valid),
             sources: sources.or_else(|| ask::of_server_info(info.as_ref()?)),

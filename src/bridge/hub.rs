@@ -317,7 +317,10 @@ fn size(record: &Record) -> usize {
     32 + match record {
         Record::Stored { hashes, ends, .. } => hashes.len() * 8 + ends.len(),
         Record::Removed { hashes, .. } => hashes.len() * 8,
-        Record::Replica(info) => info.address.len() + info.model.len(),
+        Record::Replica(info) => {
+            let names: usize = info.adapters.list.iter().map(|adapter| adapter.name.len() + 5).sum();
+            info.address.len() + info.model.len() + info.reason.len() + names
+        }
         Record::Held { blocks, .. } => blocks.len() * 24,
         _ => 0,
     }

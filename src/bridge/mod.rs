@@ -15,7 +15,7 @@
 //! | [`stream`] | the four together, without sockets |
 //! | [`source`] | the sockets of one stream |
 //! | [`ask`], [`facts`] | where an engine publishes, and the rest that it says of itself |
-//! | [`scrape`] | load from metrics |
+//! | [`scrape`], [`adapters`] | load from metrics; LoRA adapters |
 //! | [`replica`], [`registry`] | one replica at run time; all of them |
 //! | [`discovery`], [`dns`], [`kubernetes`] | which replicas there are |
 //! | [`hub`], [`shards`] | the sequence of batches; the state for snapshots |
@@ -25,6 +25,7 @@
 //!
 //! Nothing that arrives on a socket is trusted: it is bounded, checked, and what cannot be used is counted.
 
+pub mod adapters;
 pub mod ask;
 pub mod cache;
 pub mod checkpoint;

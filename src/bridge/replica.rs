@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::adapters::Known;
 use super::cache::CacheConfig;
 use super::config::ReplicaSpec;
+use super::facts::Served;
 use super::hub::Hub;
 use super::recording::{Recorder, Tape};
 use super::scrape::{self, Reading};
@@ -63,6 +65,7 @@ struct Inner {
     changes: u64,
     reading: Option<(Reading, Instant)>,
     api: Api,
+    adapters: Known,
     tape: Option<(Arc<Recorder>, Tape)>,
 }
 
@@ -103,6 +106,8 @@ pub struct State {
     /// `answers`, `no_metrics` (what it says of its load cannot be used), `silent`, `unknown`.
     pub api: &'static str,
     pub api_error: String,
+    /// LoRA adapters by name; true: ready.
+    pub adapters: std::collections::BTreeMap<String, bool>,
 }
 
 /// Events by their kind; `unused` are those that the cache has no use for.
@@ -136,6 +141,7 @@ impl Replica {
             changes: 0,
             reading: None,
             api: Api::default(),
+            adapters: Known::default(),
             tape,
         };
         let replica = Replica { spec, rank, id, hub, born: Instant::now(), inner: Mutex::new(inner) };
@@ -197,6 +203,7 @@ impl Replica {
             trust,
             reason: reason.to_owned(),
             dense: cache.dense(),
+            adapters: inner.adapters.told(),
         });
     }
 
@@ -240,10 +247,26 @@ impl Replica {
             if inner.closed {
                 return;
             }
+            let began = inner.reading.as_ref().and_then(|(before, _)| before.start_time);
+            if began.is_some() && began != reading.start_time {
+                inner.adapters.restarted();
+            }
+            if let Some(at_work) = &reading.adapters {
+                inner.adapters.seen(at_work);
+            }
             inner.reading = Some((reading.clone(), Instant::now()));
         }
         self.take(Input::Reading(&reading));
         self.hub.load(self.id, load);
+    }
+
+    /// Its list of models.
+    pub fn models(&self, models: &[Served]) {
+        let mut inner = self.lock();
+        if !inner.closed {
+            inner.adapters.listed(models);
+            self.show(&mut inner);
+        }
     }
 
     /// The replica leaves with its blocks. What its tasks still do has no effect.
@@ -296,6 +319,7 @@ impl Replica {
             load_age_ms: load.map(|(_, at)| at.elapsed().as_millis() as u64),
             api,
             api_error,
+            adapters: inner.adapters.told().list.into_iter().map(|a| (a.name, a.loaded)).collect(),
         }
     }
 }

@@ -2,17 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::facts::plain;
+use super::adapters::AtWork;
+use super::facts::{Served, plain};
 use super::replica::Replica;
 use super::trust::Traffic;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the engine is asked which adapters it serves: they may be loaded and unloaded while it runs.
+const MODELS_EVERY: Duration = Duration::from_secs(5);
 /// A page of metrics has 50 to 200 kB.
 const MAX_PAGE_BYTES: usize = 4 << 20;
 
@@ -33,6 +36,9 @@ pub struct Reading {
     pub queries: u64,
     /// Prompt tokens found there, counted up.
     pub hits: u64,
+    /// LoRA adapters at work; `None`: the engine does not say.
+    #[serde(default)]
+    pub adapters: Option<AtWork>,
     /// Start of the process, seconds since 1970.
     pub start_time: Option<f64>,
     /// Something in the page was about load at all.
@@ -50,6 +56,7 @@ impl Reading {
 pub fn parse(page: &str, rank: u32) -> Reading {
     let mut reading = Reading::default();
     let (mut sglang_tokens, mut page_size) = (None, None);
+    let mut adapters_at = f64::MIN;
     for line in page.lines() {
         let Some((name, labels, value)) = sample(line) else { continue };
         if labels
@@ -81,6 +88,14 @@ pub fn parse(page: &str, rank: u32) -> Reading {
                 reading.capacity_blocks = label("num_gpu_blocks").or(reading.capacity_blocks);
                 page_size = label("page_size").or(page_size);
                 reading.block_size = label("block_size").and_then(|b| b.try_into().ok()).or(reading.block_size);
+            }
+            // Every change has a line of its own that stays; the value is when it was written.
+            "vllm:lora_requests_info" if value >= adapters_at => {
+                let label = |key| labels.iter().find(|(k, _)| *k == key).map(|(_, v)| *v);
+                let names = label("running_lora_adapters").unwrap_or_default().split(',').map(str::trim);
+                let running = names.filter(|name| !name.is_empty()).map(str::to_owned).collect();
+                let slots = label("max_lora").and_then(|n| n.parse().ok()).unwrap_or(0);
+                (reading.adapters, adapters_at) = (Some(AtWork { running, slots }), value);
             }
             "process_start_time_seconds" => reading.start_time = Some(value),
             _ => {}
@@ -155,13 +170,25 @@ pub enum Failure {
 /// Scrapes one engine for all its ranks until it is aborted.
 pub async fn run(client: reqwest::Client, ranks: Vec<Arc<Replica>>, every: Duration) {
     let Some(first) = ranks.first() else { return };
-    let url = format!("{}/metrics", first.spec.http.trim_end_matches('/'));
+    let base = first.spec.http.trim_end_matches('/');
+    let (url, models_url) = (format!("{base}/metrics"), format!("{base}/v1/models"));
+    let mut listed: Option<Instant> = None;
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         ranks.iter().for_each(|replica| replica.asked());
-        match fetch(&client, &url).await {
+        let due = listed.is_none_or(|at| at.elapsed() >= MODELS_EVERY);
+        if due {
+            listed = Some(Instant::now());
+        }
+        let models = async { if due { fetch(&client, &models_url).await.ok() } else { None } };
+        let (page, models) = tokio::join!(fetch(&client, &url), models);
+        // An engine that wants a key for it does not tell.
+        if let Some(models) = models.and_then(|text| Served::list(&text)) {
+            ranks.iter().for_each(|r| r.models(&models));
+        }
+        match page {
             Ok(page) => {
                 for replica in &ranks {
                     let reading = parse(&page, replica.rank);
@@ -283,6 +310,16 @@ process_start_time_seconds 1.7e9
         assert_eq!(reading.start_time, Some(1.7e9));
         assert_eq!(parse(page, 1).running, 5);
         assert!(!parse("", 0).valid);
+    }
+
+    #[test]
+    fn adapters_are_those_of_the_latest_line() {
+        let page = "vllm:num_requests_running 1\n\
+            vllm:lora_requests_info{max_lora=\"2\",running_lora_adapters=\"a, b\",waiting_lora_adapters=\"\"} 5.0\n\
+            vllm:lora_requests_info{max_lora=\"2\",running_lora_adapters=\"c\",waiting_lora_adapters=\"a\"} 7.5\n\
+            vllm:lora_requests_info{max_lora=\"2\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} 6.0\n";
+        assert_eq!(parse(page, 0).adapters, Some(AtWork { running: vec!["c".into()], slots: 2 }));
+        assert_eq!(parse("vllm:num_requests_running 1\n", 0).adapters, None);
     }
 
     #[test]

@@ -52,6 +52,9 @@ pub struct Args {
     /// A LoRA adapter: one more model name, with a cache of its own
     #[arg(long = "lora", value_name = "NAME")]
     adapters: Vec<String>,
+    /// LoRA adapters that it says it keeps ready
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    max_loras: usize,
     /// Data-parallel ranks, with a cache each: the header x-data-parallel-rank chooses; rank n publishes at the ports plus n
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     data_parallel: u32,
@@ -125,6 +128,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         model: args.model,
         aliases: args.aliases,
         adapters: args.adapters,
+        max_loras: args.max_loras,
         ranks: args.data_parallel,
         block_size: args.block_size,
         blocks: args.blocks,

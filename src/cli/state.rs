@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::ask::GatewayArgs;
 use super::table::{Paint, bytes, grouped, harmless, show, table};
-use crate::look::{FeedState, Load, ReplicaState, WorkerState};
+use crate::look::{Adapter, FeedState, Load, ReplicaState, WorkerState};
 
 const EXAMPLES: &str = r#"Examples:
   kvroute state --gateway http://127.0.0.1:10100 --secret-file secret
@@ -78,6 +78,14 @@ fn text(worker: &WorkerState, paint: Paint) -> String {
         rows.iter_mut().zip(&worker.replicas).for_each(|(row, r)| row.insert(1, harmless(&r.model)));
     }
     out.push_str(&format!("\n{}\n", table(&headers, if one_model { 2 } else { 3 }, rows).trim_fmt()));
+    for r in worker.replicas.iter().filter(|r| !r.adapters.is_empty()) {
+        let name = |a: &Adapter| format!("{}{}", harmless(&a.name), if a.loaded { "*" } else { "" });
+        let names: Vec<String> = r.adapters.iter().map(name).collect();
+        out.push_str(&format!("LoRA adapters of {}: {}\n", address(&r.address, r.rank), names.join(", ")));
+    }
+    if worker.replicas.iter().any(|r| r.adapters.iter().any(|a| a.loaded)) {
+        out.push_str("* used last, so that it need not be loaded\n");
+    }
     if worker.replicas.iter().any(|r| r.truncated) {
         out.push_str("+ holds more: the index is full, and blocks were given up (limits.index_bytes)\n");
     }
@@ -260,6 +268,11 @@ mod tests {
         worker.replicas.push(ReplicaState { model: "n".into(), ..stale });
         let text = super::text(&worker, Paint::plain());
         assert!(text.contains("10.0.0.3:8000   n      stale: silent"), "{text}");
+        assert!(!text.contains("adapters"), "{text}");
+        let adapter = |name: &str, loaded| Adapter { name: name.into(), loaded };
+        worker.replicas[1].adapters = vec![adapter("a", true), adapter("b", false)];
+        let text = super::text(&worker, Paint::plain());
+        assert!(text.contains("LoRA adapters of 10.0.0.12:8000: a*, b\n* used last"), "{text}");
         let notes = trust_notes(["exact", "stale", "stale"].into_iter());
         assert!(notes.starts_with("stale: ") && notes.lines().count() == 1, "{notes}");
     }

@@ -262,6 +262,7 @@ const MEANINGS: &[(&str, &str, &str)] = &[
     ("policy.no_events", "", "what a match is worth on a replica without events"),
     ("policy.load_max_age_ms", "ms", "past which a load that an engine reported is not used"),
     ("policy.session", "tokens", "cost taken off the replica that the session header points at"),
+    ("policy.adapter", "tokens", "cost of loading the request's LoRA adapter, on a replica that has it not ready"),
     ("policy.temperature", "tokens", "randomness: a replica that costs so much more is e times less likely"),
     ("policy.candidates", "", "replicas named for retries after the best one"),
     ("test", "", "for tests only"),

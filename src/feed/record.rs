@@ -62,6 +62,91 @@ impl Trust {
     }
 }
 
+/// A LoRA adapter of a replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Adapter {
+    /// Its name, by which requests ask for it.
+    pub name: String,
+    /// It is among those that the engine used last, as many as it keeps ready; the others it has to load first.
+    pub loaded: bool,
+}
+
+/// The LoRA adapters of a replica, as far as known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Adapters {
+    /// These are all that it serves.
+    pub complete: bool,
+    /// Each with a name of its own; loaded ones first.
+    pub list: Vec<Adapter>,
+}
+
+/// What a request for an adapter finds at a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Ready.
+    Loaded,
+    /// It has to be loaded first.
+    Served,
+    /// The engine has no adapter of that name.
+    Absent,
+    /// Nobody said.
+    Unknown,
+}
+
+impl Standing {
+    /// The name in receipts and in what people read.
+    pub fn label(self) -> &'static str {
+        match self {
+            Standing::Loaded => "loaded",
+            Standing::Served => "served",
+            Standing::Absent => "absent",
+            Standing::Unknown => "unknown",
+        }
+    }
+}
+
+impl Adapters {
+    /// The most that are told of one replica.
+    pub const MOST: usize = 64;
+    /// The most bytes that their names take together: every answer to a worker names every replica.
+    pub const MOST_BYTES: usize = 1024;
+
+    /// What a request for the adapter of this name finds.
+    pub fn standing(&self, name: &str) -> Standing {
+        match self.list.iter().find(|adapter| adapter.name == name) {
+            Some(Adapter { loaded: true, .. }) => Standing::Loaded,
+            Some(_) => Standing::Served,
+            None if self.complete => Standing::Absent,
+            None => Standing::Unknown,
+        }
+    }
+
+    fn write(&self, out: &mut Writer) {
+        out.u8(u8::from(self.complete));
+        out.u32(self.list.len().min(Adapters::MOST) as u32);
+        for adapter in self.list.iter().take(Adapters::MOST) {
+            out.str(&adapter.name);
+            out.u8(u8::from(adapter.loaded));
+        }
+    }
+
+    /// Of a bridge that does not tell it: unknown.
+    fn read(r: &mut Reader<'_>) -> Result<Adapters, FrameError> {
+        if r.0.is_empty() {
+            return Ok(Adapters::default());
+        }
+        let (complete, count) = (r.u8()? != 0, r.u32()? as usize);
+        if count > Adapters::MOST {
+            return Err(FrameError::Record("too many adapters"));
+        }
+        let mut list = Vec::with_capacity(count);
+        for _ in 0..count {
+            list.push(Adapter { name: r.str()?, loaded: r.u8()? != 0 });
+        }
+        Ok(Adapters { complete, list })
+    }
+}
+
 /// A replica as the bridge knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaInfo {
@@ -83,6 +168,8 @@ pub struct ReplicaInfo {
     pub reason: String,
     /// Of each chain it holds on the accelerator a beginning without a hole, and a hit may end at every block.
     pub dense: bool,
+    /// Its LoRA adapters.
+    pub adapters: Adapters,
 }
 
 /// Load as the engine itself reports it.
@@ -184,6 +271,7 @@ impl Record {
                 out.u8(r.trust as u8);
                 out.str(&r.reason);
                 out.u8(u8::from(r.dense));
+                r.adapters.write(out);
             }
             Record::Gone(id) | Record::Cleared(id) => out.u32(id.0),
             Record::Stored { replica, tier, parent, ends, hashes } => {
@@ -242,6 +330,7 @@ impl Record {
                 trust: Trust::from_u8(r.u8()?).ok_or(FrameError::Record("trust"))?,
                 reason: r.str()?,
                 dense: r.u8()? != 0,
+                adapters: Adapters::read(&mut r)?,
             }),
             GONE => Record::Gone(FeedReplicaId(r.u32()?)),
             CLEARED => Record::Cleared(FeedReplicaId(r.u32()?)),

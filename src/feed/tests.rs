@@ -1,5 +1,5 @@
 use super::batch::{Batch, BatchHeader};
-use super::record::{LoadReport, Record, ReplicaInfo, Tier, Trust};
+use super::record::{Adapter, Adapters, LoadReport, Record, ReplicaInfo, Tier, Trust};
 use super::snapshot::Snapshot;
 use super::{Epoch, FeedReplicaId, FrameError};
 use crate::blocks::BlockHash;
@@ -15,6 +15,13 @@ fn records() -> Vec<Record> {
             rank: 1,
             capacity_blocks: 9,
             trust: Trust::Exact,
+            adapters: Adapters {
+                complete: true,
+                list: vec![
+                    Adapter { name: "a".into(), loaded: true },
+                    Adapter { name: "\u{e9}".into(), loaded: false },
+                ],
+            },
             ..ReplicaInfo::default()
         }),
         Record::Stored {

@@ -115,6 +115,11 @@ impl Job {
         }
     }
 
+    /// The LoRA adapter that it names.
+    pub fn adapter(&self) -> Option<&str> {
+        self.lora.as_deref()
+    }
+
     /// Memory to set aside for a body of this size.
     pub fn cost(body_bytes: usize) -> usize {
         body_bytes.saturating_mul(BYTES_PER_BYTE).saturating_add(BYTES_PER_JOB)

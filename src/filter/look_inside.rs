@@ -10,7 +10,7 @@ use crate::blocks::BlockHash;
 use crate::clock::Time;
 use crate::explain::{Explanation, Reason, explain};
 use crate::feed::record::Tier;
-use crate::look::{Candidate, Choice, FeedState, IndexState, Load, MemoryUse, ReplicaState, WorkerState};
+use crate::look::{Adapter, Candidate, Choice, FeedState, IndexState, Load, MemoryUse, ReplicaState, WorkerState};
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::replicas::stats::{FleetStats, ReplicaStats};
 use crate::replicas::{Ask, Matching};
@@ -82,6 +82,7 @@ fn replica(r: &ReplicaStats) -> ReplicaState {
         predicted_blocks: u64::from(r.predicted_blocks),
         capacity_blocks: r.capacity_blocks,
         truncated: r.truncated,
+        adapters: r.adapters.iter().map(|(name, loaded)| Adapter { name: name.clone(), loaded: *loaded }).collect(),
         load: Load {
             booked_requests: u64::from(booked.requests),
             booked_prefill_tokens: booked.prefill as u64,
@@ -168,7 +169,8 @@ fn preview(router: &Router, setup: &Setup, now: Time, explanation: &Explanation)
     }
     let tokens = explanation.token_ids.len() as u64;
     let (policy, only) = (Some(&setup.config.policy), setup.only.as_deref());
-    router.fleet.preview(&matching, &Ask { tokens, policy, only, now, ..Ask::default() })
+    let adapter = explanation.lora.as_deref();
+    router.fleet.preview(&matching, &Ask { tokens, policy, only, adapter, now, ..Ask::default() })
 }
 
 fn no_pick(kind: NoKey) -> &'static str {
@@ -201,7 +203,9 @@ fn candidate(c: &CandidateReceipt, tokens: u64) -> Candidate {
         },
         cost: c.cost,
         cost_prefill,
-        cost_load: (c.cost - cost_prefill - c.crowding).max(0.0),
+        cost_load: (c.cost - cost_prefill - c.crowding - c.loading).max(0.0),
         cost_crowding: c.crowding,
+        adapter: c.adapter.map(str::to_owned),
+        cost_adapter: c.loading,
     }
 }

@@ -541,7 +541,8 @@ impl Router {
         let shadow = held.job.model.and_then(|at| setup.config.models.get(at)).is_some_and(|model| model.shadow);
         let explain = held.watch.as_ref().is_some_and(|watch| watch.writes());
         let session = held.job.session.as_deref();
-        let ask = Ask { tokens: tokens as u64, estimated: !exact, explain, session, policy, only, now };
+        let (tokens, estimated, adapter) = (tokens as u64, !exact, held.job.adapter());
+        let ask = Ask { tokens, estimated, adapter, explain, session, policy, only, now };
         let choice = match shadow {
             false => self.fleet.choose(matching, &ask).map(Choice::Steer),
             true => self.fleet.preview(matching, &ask).map(|receipt| Choice::Shadow(Box::new(receipt))),

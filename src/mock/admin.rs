@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{StatusCode, header};
@@ -188,6 +188,14 @@ async fn metrics(State(shared): App) -> Response {
     let mut out = String::new();
     for (rank, gauges) in shared.ranks.each().enumerate() {
         of_rank(&shared, rank, gauges, &mut out);
+    }
+    if !shared.config.adapters.is_empty() {
+        let running: Vec<String> = shared.at_work().keys().cloned().collect();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let (most, running) = (shared.config.max_loras, running.join(","));
+        let _ = writeln!(out, "# TYPE vllm:lora_requests_info gauge");
+        let labels = format!("max_lora=\"{most}\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"\"");
+        let _ = writeln!(out, "vllm:lora_requests_info{{{labels}}} {now:?}");
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], out).into_response()
 }

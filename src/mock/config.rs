@@ -34,6 +34,8 @@ pub struct Config {
     pub aliases: Vec<String>,
     /// LoRA adapters: further model names with caches of their own.
     pub adapters: Vec<String>,
+    /// Adapters that it says it keeps ready (`max_lora`).
+    pub max_loras: usize,
     /// Data-parallel ranks: caches of their own, told apart by the header `x-data-parallel-rank`. Rank n publishes at
     /// the ports plus n.
     pub ranks: u32,
@@ -114,6 +116,7 @@ impl Default for Config {
             model: "mock".to_owned(),
             aliases: Vec::new(),
             adapters: Vec::new(),
+            max_loras: 4,
             ranks: 1,
             block_size: 16,
             blocks: 4096,

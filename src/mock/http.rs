@@ -1,8 +1,9 @@
 //! The HTTP side: the APIs that carry prompts.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
@@ -42,6 +43,30 @@ pub struct Shared {
     pub(super) tokenizing_until: Mutex<Instant>,
     pub(super) faults: Faults,
     pub(super) calls: AtomicU64,
+    /// Requests under way of each LoRA adapter.
+    pub(super) adapters: Mutex<BTreeMap<String, usize>>,
+}
+
+/// A request of a LoRA adapter, while it is under way.
+struct AtWork(Arc<Shared>, String);
+
+impl AtWork {
+    fn begin(shared: &Arc<Shared>, name: &str) -> AtWork {
+        *shared.at_work().entry(name.to_owned()).or_default() += 1;
+        AtWork(shared.clone(), name.to_owned())
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        let mut adapters = self.0.at_work();
+        if let Some(count) = adapters.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                adapters.remove(&self.1);
+            }
+        }
+    }
 }
 
 /// Chat completions, completions, messages and responses; and `…/render`, which only tokenizes.
@@ -84,6 +109,10 @@ pub async fn api(State(shared): State<Arc<Shared>>, request: Request) -> Respons
 }
 
 impl Shared {
+    pub(super) fn at_work(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn answer(
         self: &Arc<Self>,
         api: Api,
@@ -98,6 +127,7 @@ impl Shared {
         let params = Params::parse(&body)?;
         let mut extra =
             ExtraKeys { lora: self.adapter(params.model.as_deref())?, cache_salt: params.cache_salt.clone() };
+        let at_work = extra.lora.as_ref().map(|(_, name)| AtWork::begin(self, name));
         if !self.config.prefix_caching {
             // Blocks that no other prompt can have.
             extra.cache_salt = Some(format!("alone-{number}"));
@@ -156,9 +186,11 @@ impl Shared {
         engine.submit(submissions);
         if streams {
             // The headers go out now, long before the first token.
-            return Ok(self.clone().stream(call, progress, number));
+            return Ok(self.clone().stream(call, progress, number, at_work));
         }
-        self.whole(call, progress, number).await
+        let whole = self.whole(call, progress, number).await;
+        drop(at_work);
+        whole
     }
 
     async fn whole(
@@ -181,8 +213,15 @@ impl Shared {
         Ok(Json(call.whole(cached)).into_response())
     }
 
-    fn stream(self: Arc<Self>, call: Call, progress: UnboundedReceiver<Progress>, number: u64) -> Response {
+    fn stream(
+        self: Arc<Self>,
+        call: Call,
+        progress: UnboundedReceiver<Progress>,
+        number: u64,
+        at_work: Option<AtWork>,
+    ) -> Response {
         struct Stream {
+            _at_work: Option<AtWork>,
             shared: Arc<Shared>,
             call: Call,
             progress: UnboundedReceiver<Progress>,
@@ -191,7 +230,7 @@ impl Shared {
             number: u64,
         }
         let open = call.outputs.len();
-        let state = Stream { shared: self, call, progress, open, cached: 0, number };
+        let state = Stream { _at_work: at_work, shared: self, call, progress, open, cached: 0, number };
         let chunks = futures::stream::unfold(state, |mut state| async move {
             if state.open == 0 {
                 return None;

@@ -97,7 +97,8 @@ impl Replica {
         let name = HeaderValue::from_str(&name).context("the name of the replica must fit into a header")?;
         let faults = Faults::default();
         let (calls, tokenizing_until) = (AtomicU64::new(1), Mutex::new(Instant::now()));
-        let shared = Arc::new(Shared { config, name, ranks, tokenizers, tokenizing_until, faults, calls });
+        let adapters = Mutex::default();
+        let shared = Arc::new(Shared { config, name, ranks, tokenizers, tokenizing_until, faults, calls, adapters });
         let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| {
             let _ = stream.set_nodelay(true);
         });

@@ -8,7 +8,7 @@ use super::members::{Replica, ReplicaIdx, ReplicaKey, rendezvous};
 use super::peers::Tell;
 use crate::blocks::BlockHash;
 use crate::clock::{MS, Time};
-use crate::feed::record::Trust;
+use crate::feed::record::{Standing, Trust};
 use crate::index::Held;
 #[cfg(test)]
 use crate::index::Walk;
@@ -45,11 +45,14 @@ impl Fleet {
         let mut plain = Vec::with_capacity(matching.candidates.len());
         let current = matching.version == world.members.version();
         let mut homes = 0.0;
-        for idx in matching.candidates.iter().copied() {
-            let Some(replica) = world.members.get(idx).filter(|r| current || *r.model == *matching.model) else {
-                continue;
-            };
-            if ask.only.is_some_and(|only| only.binary_search(&replica.key).is_err()) {
+        let among = |idx: &ReplicaIdx| {
+            let replica = world.members.get(*idx).filter(|r| current || *r.model == *matching.model)?;
+            let allowed = ask.only.is_none_or(|only| only.binary_search(&replica.key).is_ok());
+            allowed.then_some((*idx, replica))
+        };
+        let lora = Lora::new(ask, matching.candidates.iter().filter_map(among).map(|(_, replica)| replica));
+        for (idx, replica) in matching.candidates.iter().filter_map(among) {
+            if lora.excludes(replica) {
                 continue;
             }
             let held = match replica.column.filter(|_| replica.block_size == matching.block_size) {
@@ -78,6 +81,7 @@ impl Fleet {
                 homes: f64::from(world.homes.at(idx)),
                 trust: self.trust(replica, ask.now).0,
                 session: session == Some(idx),
+                loading: lora.loads(replica),
             };
             homes += candidate.homes;
             seen.push((idx, held));
@@ -182,6 +186,7 @@ impl Fleet {
         pick: &Target,
         reason: Reason,
     ) -> Receipt {
+        let policy = ask.policy.unwrap_or(&self.policy);
         let one = |s: &Scored| {
             let ((idx, held), c) = (seen.get(s.candidate)?, plain.get(s.candidate)?);
             let replica = self.world.members.get(*idx)?;
@@ -206,11 +211,14 @@ impl Fleet {
                 reported_age_ms: replica.reported.map(|(_, at)| to_ms(ask.now.since(at))),
                 homes: c.homes as u32,
                 crowding: s.crowding,
+                adapter: ask.adapter.map(|name| replica.standing(name, ask.now).label()),
+                loading: if c.loading { policy.adapter } else { 0.0 },
                 cost: s.cost,
             })
         };
         Receipt {
             model: matching.model.to_string(),
+            lora: ask.adapter.map(str::to_owned),
             prompt_tokens: ask.tokens,
             estimated: ask.estimated,
             known_blocks: matching.hashes.len() as u32,
@@ -221,6 +229,37 @@ impl Fleet {
             feed_age_ms: self.feed_age(ask.now).map(to_ms),
             candidates: scored.iter().filter_map(one).collect(),
         }
+    }
+}
+
+/// The LoRA adapter of a request, and what is known of it where the request may go.
+struct Lora<'a> {
+    name: Option<&'a str>,
+    now: Time,
+    /// Some replica is known to serve it.
+    served: bool,
+}
+
+impl<'a> Lora<'a> {
+    fn new<'r>(ask: &Ask<'a>, mut replicas: impl Iterator<Item = &'r Replica>) -> Lora<'a> {
+        let serves =
+            |replica: &Replica, name| matches!(replica.standing(name, ask.now), Standing::Loaded | Standing::Served);
+        let served = ask.adapter.is_some_and(|name| replicas.any(|replica| serves(replica, name)));
+        Lora { name: ask.adapter, now: ask.now, served }
+    }
+
+    fn finds(&self, replica: &Replica) -> Option<Standing> {
+        self.name.filter(|_| self.served).map(|name| replica.standing(name, self.now))
+    }
+
+    /// The engine would answer that there is no such model, and another one would not.
+    fn excludes(&self, replica: &Replica) -> bool {
+        self.finds(replica) == Some(Standing::Absent)
+    }
+
+    /// It is not known to be ready.
+    fn loads(&self, replica: &Replica) -> bool {
+        self.finds(replica).is_some_and(|standing| standing != Standing::Loaded)
     }
 }
 

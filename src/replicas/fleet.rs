@@ -125,6 +125,8 @@ pub struct Ask<'a> {
     pub estimated: bool,
     /// The value of the session header, where the policy looks at one.
     pub session: Option<&'a str>,
+    /// The LoRA adapter that the request names.
+    pub adapter: Option<&'a str>,
     /// Whether to write a receipt.
     pub explain: bool,
     /// The weights of the listener that it came by; `None`: those of the settings.
@@ -459,6 +461,9 @@ impl Fleet {
         let receipt =
             ask.explain.then(|| Box::new(self.receipt(matching, ask, (&seen, &plain), &scored, &first, reason)));
         let (matched, predicted) = (candidate.matched as u64, candidate.predicted as u64);
+        if let (Some(adapter), Some(replica)) = (ask.adapter, self.world.members.get_mut(idx)) {
+            replica.warm(adapter, ask.now);
+        }
         let booking = self.book(idx, matching, ask, matched, held);
         Ok(Pick { best: first, rank, next, booking, matched, predicted, cost: best.cost, reason, receipt })
     }
@@ -575,6 +580,7 @@ impl Fleet {
             reported_kv_usage: r.reported.map(|(l, _)| f64::from(l.kv_usage_ppm) / 1e6),
             reported_age_ms: r.reported.map(|(_, at)| to_ms(now.since(at))),
             homes: world.homes.at(idx),
+            adapters: r.adapters.list.iter().map(|adapter| (adapter.name.clone(), adapter.loaded)).collect(),
             prefill_rate: r.prefill_rate,
         });
         FleetStats {

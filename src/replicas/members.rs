@@ -1,13 +1,14 @@
 //! Membership: address and rank to a dense local number, and what is known of each.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::clock::Time;
+use crate::clock::{SECOND, Time};
 use crate::feed::FeedReplicaId;
-use crate::feed::record::{LoadReport, ReplicaInfo, Trust};
+use crate::feed::record::{Adapters, LoadReport, ReplicaInfo, Standing, Trust};
 use crate::index::Column;
 
 /// A replica's dense local number. Means nothing in another VM; may be given anew when a replica goes.
@@ -81,6 +82,35 @@ pub struct Replica {
     pub fixed: bool,
     /// Prompt tokens a second that it was seen to prefill; 0 until measured.
     pub prefill_rate: f64,
+    /// Its LoRA adapters, as the bridge has them.
+    pub adapters: Adapters,
+    /// Adapters that this VM sent requests for lately, latest last: the engine loads them before it says so.
+    warmed: VecDeque<(Box<str>, Time)>,
+}
+
+/// So long the engine may have an adapter ready without a reading of its metrics that says so.
+const WARMED: u64 = 5 * SECOND;
+/// Adapters remembered of that, for each replica.
+const MAX_WARMED: usize = 16;
+
+impl Replica {
+    /// A request for an adapter was sent there.
+    pub fn warm(&mut self, adapter: &str, now: Time) {
+        self.warmed.retain(|(name, _)| **name != *adapter);
+        self.warmed.push_back((adapter.into(), now));
+        if self.warmed.len() > MAX_WARMED {
+            self.warmed.pop_front();
+        }
+    }
+
+    /// What a request for an adapter finds there.
+    pub fn standing(&self, adapter: &str, now: Time) -> Standing {
+        let warm = |(name, at): &(Box<str>, Time)| **name == *adapter && now.since(*at) < WARMED;
+        match self.adapters.standing(adapter) {
+            Standing::Served | Standing::Unknown if self.warmed.iter().any(warm) => Standing::Loaded,
+            known => known,
+        }
+    }
 }
 
 /// A change that [`Members::upsert`] made.
@@ -185,11 +215,15 @@ impl Members {
                 let details = replica.trust != info.trust
                     || replica.capacity_blocks != info.capacity_blocks
                     || replica.dense != info.dense
+                    || replica.adapters != info.adapters
                     || *replica.reason != *info.reason;
                 if *replica.reason != *info.reason {
                     replica.reason = info.reason.as_str().into();
                 }
                 replica.dense = info.dense;
+                if replica.adapters != info.adapters {
+                    replica.adapters = info.adapters.clone();
+                }
                 if other {
                     (replica.model, replica.block_size) = (info.model.as_str().into(), info.block_size);
                 }
@@ -219,6 +253,8 @@ impl Members {
                     trust: info.trust,
                     reason: info.reason.as_str().into(),
                     dense: info.dense,
+                    adapters: info.adapters.clone(),
+                    warmed: VecDeque::new(),
                     column: None,
                     reported: None,
                     others: 0,

@@ -43,6 +43,8 @@ pub struct ReplicaStats {
     pub reported_age_ms: Option<u64>,
     /// Conversations that live there, as far as this worker sent them.
     pub homes: u32,
+    /// LoRA adapters that it is known to serve, and whether each is ready.
+    pub adapters: Vec<(String, bool)>,
     /// Prompt tokens a second it was seen to prefill; 0 until measured.
     pub prefill_rate: f64,
 }

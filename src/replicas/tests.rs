@@ -9,6 +9,8 @@ use crate::feed::sync::Pull;
 use crate::feed::{Epoch, FeedReplicaId};
 use crate::simulate::{Scenario, burst::break_even};
 
+mod adapters;
+
 const BLOCK: u32 = 16;
 
 fn chain(tokens: &[TokenId]) -> Vec<BlockHash> {

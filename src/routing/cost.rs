@@ -31,6 +31,8 @@ pub struct Candidate {
     pub trust: Trust,
     /// The session header points here.
     pub session: bool,
+    /// Its engine has to load the LoRA adapter of the request first.
+    pub loading: bool,
 }
 
 /// What is known of the request.
@@ -117,7 +119,8 @@ fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidat
         + crowding
         + if requests(c) > bound { OVER } else { 0.0 };
     let session = if c.session { 0.0 } else { sane(policy.session) };
-    let cost = tokens - credit + load + session;
+    let loading = if c.loading { sane(policy.adapter) } else { 0.0 };
+    let cost = tokens - credit + load + session + loading;
     Scored { candidate: at, cost, credit, crowding, load, lot: lot(request.seed, at) }
 }
 

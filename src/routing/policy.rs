@@ -49,6 +49,10 @@ pub struct Policy {
     /// Cost taken off the replica that the session points at, by the header that `selection.session_header` names: a
     /// weak preference, for prompts whose blocks nobody holds yet. Default 0 (no header is looked at).
     pub session: f64,
+    /// Cost of loading the request's LoRA adapter, on a replica that has it not among those that it used last (known by
+    /// its metrics, or by what was sent there). Higher keeps an adapter to fewer replicas. Default 512: some 50 ms of
+    /// prefill, about what it takes to bring one from host memory; from disk it takes more.
+    pub adapter: f64,
     /// Randomness: 0 takes the cheapest; T makes a replica that costs T tokens more e times less likely.
     /// Default 0.
     pub temperature: f64,
@@ -76,6 +80,7 @@ impl Default for Policy {
             no_events: 0.8,
             load_max_age_ms: 5000,
             session: 0.0,
+            adapter: 512.0,
             temperature: 0.0,
             candidates: 3,
         }
@@ -89,7 +94,7 @@ impl Policy {
     pub const MOST_CANDIDATES: usize = 16;
 
     /// Its weights.
-    pub fn weights(&self) -> [(&'static str, f64); 8] {
+    pub fn weights(&self) -> [(&'static str, f64); 9] {
         [
             ("queue", self.queue),
             ("context", self.context),
@@ -98,6 +103,7 @@ impl Policy {
             ("crowding", self.crowding),
             ("crowding_max", self.crowding_max),
             ("session", self.session),
+            ("adapter", self.adapter),
             ("temperature", self.temperature),
         ]
     }

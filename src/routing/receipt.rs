@@ -71,9 +71,21 @@ pub struct CandidateReceipt {
     pub homes: u32,
     /// Of the cost, what it has for being home to more conversations than the others.
     pub crowding: f64,
+    /// Of a request for a LoRA adapter: `loaded`, `served` (it has to be loaded first), `absent` or `unknown`; left out of
+    /// others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<&'static str>,
+    /// Of the cost, what it has for loading the adapter; left out where it has none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub loading: f64,
     /// The sum that decides; smaller is better. It is what of the prompt is not credited, the crowding, and for
     /// the rest load.
     pub cost: f64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(cost: &f64) -> bool {
+    *cost == 0.0
 }
 
 /// The whole story of one choice.
@@ -81,6 +93,9 @@ pub struct CandidateReceipt {
 pub struct Receipt {
     /// The model as the replicas serve it.
     pub model: String,
+    /// The LoRA adapter that the request names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<String>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
     /// True where that is an estimate.
@@ -216,10 +231,13 @@ mod tests {
             reported_age_ms: Some(7),
             homes: 1,
             crowding: 0.0,
+            adapter: None,
+            loading: 0.0,
             cost: 36.25,
         };
         Receipt {
             model: "m\u{e9}\u{1f600}\n".into(),
+            lora: None,
             prompt_tokens: 100,
             estimated: false,
             known_blocks: 6,

@@ -11,7 +11,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
     let trust = prop_oneof![Just(Trust::Exact), Just(Trust::CatchingUp), Just(Trust::Stale), Just(Trust::NoEvents)];
     let matched = (number(), number(), number(), number(), number());
     let load = (number(), number(), number(), number(), number());
-    (matched, load, trust, any::<bool>()).prop_map(|(m, l, trust, session)| Candidate {
+    (matched, load, trust, any::<[bool; 2]>()).prop_map(|(m, l, trust, [session, loading])| Candidate {
         matched: m.0,
         cpu: m.1,
         disk: m.2,
@@ -24,6 +24,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
         homes: l.4,
         trust,
         session,
+        loading,
     })
 }
 
@@ -140,4 +141,16 @@ fn the_policy_is_read_strictly() {
     assert!(Policy { queue: -1.0, ..Policy::default() }.check().is_err_and(|(field, _)| field == "queue"));
     assert!(Policy { stale: 2.0, ..Policy::default() }.check().is_err_and(|(field, _)| field == "stale"));
     assert!(Policy { context: f64::NAN, ..Policy::default() }.check().is_err());
+}
+
+#[test]
+fn an_adapter_that_is_ready_is_worth_as_much_as_its_weight_says() {
+    let policy = Policy::default();
+    let request = Request { tokens: 2000.0, seed: 3, ..Request::default() };
+    let ready = Candidate { trust: Trust::Exact, ..Candidate::default() };
+    let loads = |matched| Candidate { loading: true, matched, ..ready };
+    let first = |matched| rank(&policy, &request, &[loads(matched), ready], 0)[0].candidate;
+    assert_eq!((first(policy.adapter - 16.0), first(policy.adapter + 16.0)), (1, 0));
+    let ranking = rank(&policy, &request, &[loads(0.0), ready], 1);
+    assert_eq!(ranking[1].cost - ranking[0].cost, policy.adapter);
 }

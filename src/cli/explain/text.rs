@@ -56,6 +56,11 @@ pub fn choice(c: &Choice, shown: &Explanation, paint: Paint) -> String {
     }
     let total = c.explanation.block_hashes.len() as u64;
     let mut headers = vec!["replica", "trust", "blocks", "uncached", "cost", "prefill", "load", "crowd"];
+    // Few requests are for an adapter.
+    let adapter = c.candidates.iter().any(|r| r.adapter.is_some());
+    if adapter {
+        headers.extend(["adapter", "loading"]);
+    }
     headers.extend(LOAD);
     let rows = c.candidates.iter().map(|r| {
         let mut row = vec![
@@ -68,6 +73,9 @@ pub fn choice(c: &Choice, shown: &Explanation, paint: Paint) -> String {
             format!("{:.0}", r.cost_load),
             format!("{:.0}", r.cost_crowding),
         ];
+        if adapter {
+            row.extend([r.adapter.clone().unwrap_or_default(), format!("{:.0}", r.cost_adapter)]);
+        }
         row.extend(load(&r.load));
         row
     });
@@ -84,11 +92,18 @@ pub fn legend(choices: &[Choice]) -> String {
     if candidates.is_empty() {
         return String::new();
     }
+    let adapter = match candidates.iter().any(|r| r.adapter.is_some()) {
+        true => {
+            "adapter, loading: whether its engine has the LoRA adapter ready, and what loading adds to the cost\n\
+             (policy.adapter); one that is known not to serve it is not listed where another does\n"
+        }
+        false => "",
+    };
     format!(
         "\nblocks: of the prompt, from its start, that it holds\n\
          cost: prefill + load + crowd, in tokens; the least wins\n\
          prefill: tokens of the prompt that are not there, or not relied on\n\
-         crowd: for being home to more conversations than others\n{LEGEND}{}",
+         crowd: for being home to more conversations than others\n{adapter}{LEGEND}{}",
         trust_notes(candidates.iter().map(|r| r.trust.as_str()))
     )
 }
@@ -277,6 +292,14 @@ mod tests {
         let text = text + &legend(&[c.clone()]);
         assert!(text.contains("\ncost: "), "{text}");
         assert!(text.lines().all(|line| line == line.trim_end() && line.chars().count() <= 120), "{text}");
+
+        (c.candidates[0].adapter, c.candidates[1].adapter) = (Some("loaded".into()), Some("served".into()));
+        (c.candidates[1].cost, c.candidates[1].cost_adapter) = (1759.0, 512.0);
+        let of_adapter = choice(&c, &shown, Paint::plain()) + &legend(&[c.clone()]);
+        assert!(
+            of_adapter.contains("served") && of_adapter.contains(" 512 ") && of_adapter.contains("policy.adapter"),
+            "{of_adapter}"
+        );
 
         c.explanation.no_key = Some(Reason { reason: "model_off".into(), detail: String::new() });
         (c.candidates, c.pick) = (Vec::new(), None);
