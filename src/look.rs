@@ -78,6 +78,8 @@ pub struct ReplicaState {
     pub address: String,
     /// Data-parallel rank.
     pub rank: u32,
+    /// `both`, or `prefill` or `decode`.
+    pub role: String,
     /// The model that it serves.
     pub model: String,
     /// `exact`, `catching_up`, `stale` or `no_events`.
@@ -173,10 +175,26 @@ pub struct Choice {
     pub pick: Option<String>,
     /// What decided: `cache`, `load`, `tie` or `only`.
     pub reason: Option<String>,
+    /// Which replica prefills, where some are there for it.
+    pub prefill: Option<Prefill>,
     /// Where the feed stands, on which all this rests.
     pub feed: FeedState,
     /// Why it decides, where the request has a key.
     pub no_pick: Option<Reason>,
+}
+
+/// Which replica prefills for the one that answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Prefill {
+    /// `ip:port` of the one that is asked; null: the one that answers prefills itself.
+    pub pick: Option<String>,
+    /// Tokens that it would have to prefill.
+    pub uncached_tokens: u64,
+    /// From so many on another one is asked.
+    pub from: u64,
+    /// The replicas that were compared for it, best first.
+    pub candidates: Vec<Candidate>,
 }
 
 /// One replica as a target of one request.

@@ -54,7 +54,7 @@ fn complete() -> Value {
             },
         }],
         "bridge": {"cluster": "kvroute_bridge", "timeout_ms": 1000},
-        "replicas": [{"address": "10.0.0.1:8000", "model": "m", "rank": 0, "capacity_blocks": 100}],
+        "replicas": [{"address": "10.0.0.1:8000", "model": "m", "rank": 0, "role": "both", "capacity_blocks": 100}],
         "selection": {
             "mode": "stateful_session", "header": "x-a", "fallback_header": "x-b", "outcome_header": "x-c", "session_header": "x-d",
         },
@@ -71,7 +71,7 @@ fn complete() -> Value {
         "policy": {
             "queue": 0.5, "context": 0.02, "request": 16, "waiting": 512, "bound": 1.25, "crowding": 2000, "crowding_max": 2500,
             "home_seconds": 120, "cpu_tier": 0.8, "disk_tier": 0.4, "predicted": 0.95, "catching_up": 0.9,
-            "stale": 0.5, "no_events": 0.8, "load_max_age_ms": 5000, "session": 0, "adapter": 512, "temperature": 0, "unconfirmed": 0.5,
+            "stale": 0.5, "no_events": 0.8, "load_max_age_ms": 5000, "session": 0, "adapter": 512, "remote_prefill": 16, "temperature": 0, "unconfirmed": 0.5,
             "candidates": 3,
         },
         "test": {"trap_header": "x-trap"},

@@ -136,8 +136,13 @@ async fn with_envoys_default_limit_a_large_body_is_not_held() {
 async fn a_client_cannot_send_the_headers_that_steer() {
     let (envoy, _) = start(|_| {}).await;
     let mut request = reqwest::Client::new().post(format!("http://{}/v1/models", envoy.public())).body("x");
-    let steering =
-        ["x-kvroute-replica", "x-kvroute-fallback", "x-gateway-destination-endpoint", "x-data-parallel-rank"];
+    let steering = [
+        "x-kvroute-replica",
+        "x-kvroute-fallback",
+        "x-gateway-destination-endpoint",
+        "x-data-parallel-rank",
+        "x-prefiller-host-port",
+    ];
     for name in steering {
         request = request.header(name, "MTI3LjAuMC4xOjE=");
     }

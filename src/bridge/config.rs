@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::zmtp::Endpoint;
+use crate::feed::role::Role;
 
 /// The YAML file. Every field may be given on the command line as well.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -47,6 +48,9 @@ pub struct ReplicaSpec {
     /// Data-parallel ranks; rank n is at the ports plus n.
     #[serde(default = "one")]
     pub ranks: u32,
+    /// What it is for, where prefill and decode are apart.
+    #[serde(default)]
+    pub role: Role,
 }
 
 fn one() -> u32 {
@@ -72,9 +76,14 @@ impl ReplicaSpec {
                 "replay" => spec.replay = Some(text),
                 "topic" => spec.topic = text,
                 "ranks" => spec.ranks = number()?,
+                "role" => {
+                    let role = Role::from_label(value);
+                    spec.role = role.ok_or_else(|| format!("role: {value:?} is none of both, prefill, decode"))?;
+                }
                 other => {
                     return Err(format!(
-                        "unknown key {other:?}: name, http, address, model, block-size, kv, kv-bind, replay, topic, ranks"
+                        "unknown key {other:?}: name, http, address, model, block-size, kv, kv-bind, replay, topic, ranks, \
+                         role"
                     ));
                 }
             }
@@ -152,11 +161,12 @@ mod tests {
     #[test]
     fn flag_and_file_say_the_same() {
         let flag = ReplicaSpec::parse(
-            "name=a,http=http://10.0.0.1:8000,model=m,block-size=16,kv=tcp://10.0.0.1:5557,replay=tcp://10.0.0.1:5558",
+            "name=a,http=http://10.0.0.1:8000,model=m,block-size=16,kv=tcp://10.0.0.1:5557,replay=tcp://10.0.0.1:5558,\
+             role=prefill",
         );
         let file = parse_file(
             "replicas:\n- name: a\n  http: http://10.0.0.1:8000\n  model: m\n  block-size: 16\n  \
-             kv: tcp://10.0.0.1:5557\n  replay: tcp://10.0.0.1:5558\n",
+             kv: tcp://10.0.0.1:5557\n  replay: tcp://10.0.0.1:5558\n  role: prefill\n",
         );
         assert_eq!(vec![flag.clone().unwrap()], file.unwrap().replicas);
         assert_eq!(flag.unwrap().address(), "10.0.0.1:8000");
@@ -173,6 +183,7 @@ mod tests {
             ("name=a,http=http://1.1.1.1:1,model=m,kw=tcp://a:1", "unknown key"),
             ("name=a,http=http://1.1.1.1:1,model=m,block-size=x", "is no number"),
             ("name=a,http=http://1.1.1.1:1,model=m,block-size=0", "1 or more"),
+            ("name=a,http=http://1.1.1.1:1,model=m,role=encode", "none of both, prefill, decode"),
         ] {
             let error = ReplicaSpec::parse(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

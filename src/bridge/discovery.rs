@@ -30,7 +30,7 @@ pub struct Discovery {
 /// A Kubernetes service; a task follows it.
 struct Service {
     replicas: NamedReplicas,
-    addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
+    addresses: watch::Receiver<kubernetes::Found>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -75,7 +75,7 @@ impl Discovery {
             let first = service.addresses.wait_for(Option::is_some);
             let _ = tokio::time::timeout(FIRST_SLICES, first).await;
             let addresses = service.addresses.borrow_and_update().clone().unwrap_or_default();
-            all.extend(service.replicas.at_all(&addresses));
+            all.extend(service.replicas.with_roles(&addresses));
         }
         config::check_all(&all)?;
         Ok(all)

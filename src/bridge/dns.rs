@@ -3,10 +3,11 @@
 //! For places where replicas come and go by themselves: a compose service that is scaled, a headless Kubernetes
 //! service. Envoy's cluster asks the same name (`STRICT_DNS`), so that both know the same `ip:port`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::config::ReplicaSpec;
+use crate::feed::role::Role;
 
 /// A replica's settings with a name in the place of its address: a DNS name, or a Kubernetes service
 /// ([`super::kubernetes`]).
@@ -46,6 +47,15 @@ impl NamedReplicas {
     /// The replicas at these addresses.
     pub fn at_all(&self, addresses: &BTreeSet<IpAddr>) -> Vec<ReplicaSpec> {
         addresses.iter().filter_map(|address| self.at(*address).ok()).collect()
+    }
+
+    /// The same where the role of some is known, which is then not that of the settings.
+    pub fn with_roles(&self, addresses: &BTreeMap<IpAddr, Option<Role>>) -> Vec<ReplicaSpec> {
+        let at = |(address, role): (&IpAddr, &Option<Role>)| {
+            let spec = self.at(*address).ok()?;
+            Some(ReplicaSpec { role: role.unwrap_or(spec.role), ..spec })
+        };
+        addresses.iter().filter_map(at).collect()
     }
 
     fn at(&self, address: IpAddr) -> Result<ReplicaSpec, String> {

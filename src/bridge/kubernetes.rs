@@ -4,6 +4,9 @@
 //! `discovery.k8s.io/v1 endpointslices` in one namespace (`envoy/kubernetes/rbac.yaml` allows them). The token is read
 //! again for each request, since Kubernetes rotates it.
 //!
+//! What an endpoint is for says the label `llm-d.ai/role` of its pod, else that of the service (which its slices have as
+//! well), else the settings. Pods are only listed, when an address is new, and only where that is allowed.
+//!
 //! An endpoint is followed from the first time that it is ready until it is gone or terminating: one that fails a
 //! probe for a moment keeps its blocks, and whether it gets requests is Envoy's to decide.
 
@@ -17,6 +20,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::dns::NamedReplicas;
+use crate::feed::role::{ROLE_LABEL, Role};
 
 /// Where Kubernetes puts what a pod needs to ask its API.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -70,7 +74,32 @@ impl Api {
              service-name%3D{name}{query}",
             self.base
         );
-        let request = self.client.get(url);
+        self.signed(self.client.get(url))
+    }
+
+    /// The roles of the pods that have one, by address. `None`: this may not be asked.
+    async fn roles(&self, namespace: &str) -> Result<Option<BTreeMap<IpAddr, Role>>, String> {
+        let label = ROLE_LABEL.replace('/', "%2F");
+        let request =
+            self.client.get(format!("{}/api/v1/namespaces/{namespace}/pods?labelSelector={label}", self.base));
+        let response = self.signed(request).timeout(LIST_TIMEOUT).send().await.map_err(|e| e.to_string())?;
+        match response.status() {
+            reqwest::StatusCode::FORBIDDEN => return Ok(None),
+            status if !status.is_success() => return Err(format!("pods: status {status}")),
+            _ => {}
+        }
+        let pods: Pods = response.json().await.map_err(|e| format!("pods: {e}"))?;
+        let mut roles = BTreeMap::new();
+        for pod in pods.items {
+            let role = pod.metadata.labels.get(ROLE_LABEL).and_then(|label| Role::from_label(label));
+            let (Some(role), Some(status)) = (role, pod.status) else { continue };
+            let all = std::iter::once(status.pod_ip).chain(status.pod_ips.into_iter().map(|ip| ip.ip));
+            roles.extend(all.filter_map(|ip| Some((ip.parse().ok()?, role))));
+        }
+        Ok(Some(roles))
+    }
+
+    fn signed(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
         match self.token.as_ref().and_then(|path| std::fs::read_to_string(path).ok()) {
             Some(token) => request.bearer_auth(token.trim()),
             None => request,
@@ -124,6 +153,35 @@ struct Slice {
 struct Meta {
     name: String,
     resource_version: String,
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Pods {
+    #[serde(default)]
+    items: Vec<Pod>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Pod {
+    metadata: Meta,
+    status: Option<PodStatus>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodStatus {
+    #[serde(rename = "podIP")]
+    pod_ip: String,
+    #[serde(rename = "podIPs")]
+    pod_ips: Vec<PodIp>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PodIp {
+    ip: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -153,10 +211,21 @@ struct Slices {
     /// By slice: address to (ready, terminating).
     slices: BTreeMap<String, BTreeMap<IpAddr, (bool, bool)>>,
     followed: BTreeSet<IpAddr>,
+    /// What the slices themselves say, by slice.
+    roles: BTreeMap<String, Role>,
+    /// What the pods say; `None`: nothing. Addresses that are not here were not asked for.
+    of_pods: BTreeMap<IpAddr, Option<Role>>,
 }
+
+/// The addresses to follow and what each is for, where that is said; `None` before the first answer.
+pub type Found = Option<BTreeMap<IpAddr, Option<Role>>>;
 
 impl Slices {
     fn put(&mut self, slice: Slice) {
+        match slice.metadata.labels.get(ROLE_LABEL).and_then(|label| Role::from_label(label)) {
+            Some(role) => drop(self.roles.insert(slice.metadata.name.clone(), role)),
+            None => drop(self.roles.remove(&slice.metadata.name)),
+        }
         let mut endpoints = BTreeMap::new();
         for endpoint in slice.endpoints.unwrap_or_default() {
             let Conditions { ready, terminating } = endpoint.conditions;
@@ -179,10 +248,41 @@ impl Slices {
         self.followed = now.clone();
         now
     }
+
+    /// Looks what the pods are for that are new here.
+    async fn ask_roles(&mut self, api: &Api, service: &Service) {
+        let now = self.addresses();
+        self.of_pods.retain(|address, _| now.contains(address));
+        if now.iter().all(|address| self.of_pods.contains_key(address)) {
+            return;
+        }
+        match api.roles(&service.namespace).await {
+            Ok(roles) => {
+                if roles.is_none() {
+                    tracing::debug!("may not list pods in {}: their {ROLE_LABEL} is not looked at", service.namespace);
+                }
+                let roles = roles.unwrap_or_default();
+                self.of_pods = now.iter().map(|address| (*address, roles.get(address).copied())).collect();
+            }
+            // Asked again when something changes.
+            Err(error) => tracing::debug!("{ROLE_LABEL}: {error}"),
+        }
+    }
+
+    fn found(&mut self) -> BTreeMap<IpAddr, Option<Role>> {
+        let role = |address: &IpAddr| {
+            let of_slice = || {
+                let mut slices = self.slices.iter().filter(|(_, endpoints)| endpoints.contains_key(address));
+                slices.find_map(|(name, _)| self.roles.get(name).copied())
+            };
+            self.of_pods.get(address).copied().flatten().or_else(of_slice)
+        };
+        self.followed.iter().map(|address| (*address, role(address))).collect()
+    }
 }
 
 /// Follows one service until it is aborted. What it finds goes to `found`; `None` before the first answer.
-pub async fn follow(api: Api, replicas: NamedReplicas, found: watch::Sender<Option<BTreeSet<IpAddr>>>) {
+pub async fn follow(api: Api, replicas: NamedReplicas, found: watch::Sender<Found>) {
     let host = replicas.host();
     let (name, namespace) = host.split_once('.').unwrap_or((host, &api.namespace));
     // `NAME.NAMESPACE.svc.cluster.local` is as good.
@@ -195,8 +295,10 @@ pub async fn follow(api: Api, replicas: NamedReplicas, found: watch::Sender<Opti
             Ok(list) => {
                 shown = None;
                 slices.slices.clear();
+                slices.roles.clear();
                 list.items.into_iter().for_each(|slice| slices.put(slice));
-                tell(&found, slices.addresses());
+                slices.ask_roles(&api, &service).await;
+                tell(&found, slices.found());
                 let mut version = list.metadata.resource_version;
                 // A watch that ends in order goes on where it was; one that is told it is too old lists anew.
                 loop {
@@ -219,7 +321,7 @@ pub async fn follow(api: Api, replicas: NamedReplicas, found: watch::Sender<Opti
     }
 }
 
-fn tell(found: &watch::Sender<Option<BTreeSet<IpAddr>>>, addresses: BTreeSet<IpAddr>) {
+fn tell(found: &watch::Sender<Found>, addresses: BTreeMap<IpAddr, Option<Role>>) {
     found.send_if_modified(|known| {
         let changed = known.as_ref() != Some(&addresses);
         if changed {
@@ -235,7 +337,7 @@ async fn watch_once(
     service: &Service,
     version: &mut String,
     slices: &mut Slices,
-    found: &watch::Sender<Option<BTreeSet<IpAddr>>>,
+    found: &watch::Sender<Found>,
 ) -> Result<bool, String> {
     let query =
         format!("&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}");
@@ -268,10 +370,14 @@ async fn watch_once(
             version.clone_from(&slice.metadata.resource_version);
             match event.kind.as_str() {
                 "ADDED" | "MODIFIED" => slices.put(slice),
-                "DELETED" => drop(slices.slices.remove(&slice.metadata.name)),
+                "DELETED" => {
+                    slices.slices.remove(&slice.metadata.name);
+                    slices.roles.remove(&slice.metadata.name);
+                }
                 _ => continue,
             }
-            tell(found, slices.addresses());
+            slices.ask_roles(api, service).await;
+            tell(found, slices.found());
         }
         if buffer.len() > MAX_LINE_BYTES {
             return Err("watch: a line without end".into());
@@ -299,6 +405,15 @@ mod tests {
         lists: Vec<Value>,
         watches: Vec<UnboundedReceiver<Value>>,
         asked: Vec<BTreeMap<String, String>>,
+        /// `None`: pods may not be listed.
+        pods: Option<Value>,
+    }
+
+    async fn pods(State(fake): State<Arc<Mutex<Fake>>>) -> Response {
+        match &fake.lock().unwrap().pods {
+            Some(pods) => axum::Json(pods.clone()).into_response(),
+            None => StatusCode::FORBIDDEN.into_response(),
+        }
     }
 
     async fn answer(State(fake): State<Arc<Mutex<Fake>>>, Query(query): Query<BTreeMap<String, String>>) -> Response {
@@ -333,17 +448,18 @@ mod tests {
         json!({"type": kind, "object": object})
     }
 
-    fn addresses(list: &[&str]) -> Option<BTreeSet<IpAddr>> {
-        Some(list.iter().map(|a| a.parse().unwrap()).collect())
+    fn addresses(list: &[&str]) -> Found {
+        Some(list.iter().map(|a| (a.parse().unwrap(), None)).collect())
     }
 
-    type Found = watch::Receiver<Option<BTreeSet<IpAddr>>>;
+    type Seen = watch::Receiver<Found>;
 
-    async fn setup(lists: Vec<Value>, watches: usize) -> (Vec<UnboundedSender<Value>>, Found, Arc<Mutex<Fake>>) {
+    async fn setup(lists: Vec<Value>, watches: usize) -> (Vec<UnboundedSender<Value>>, Seen, Arc<Mutex<Fake>>) {
         let (senders, receivers) = (0..watches).map(|_| unbounded_channel()).unzip();
-        let fake = Arc::new(Mutex::new(Fake { lists, watches: receivers, asked: Vec::new() }));
+        let fake = Arc::new(Mutex::new(Fake { lists, watches: receivers, asked: Vec::new(), pods: None }));
         let path = "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices";
-        let app = Router::new().route(path, get(answer)).with_state(fake.clone());
+        let app = Router::new().route(path, get(answer)).route("/api/v1/namespaces/models/pods", get(pods));
+        let app = app.with_state(fake.clone());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let api = Api::new(Some(&format!("http://{}/", listener.local_addr().unwrap()))).unwrap();
         tokio::spawn(async move { axum::serve(listener, app).await });
@@ -353,8 +469,11 @@ mod tests {
         (senders, seen, fake)
     }
 
-    async fn becomes(seen: &mut Found, expected: &[&str]) {
-        let expected = addresses(expected);
+    async fn becomes(seen: &mut Seen, expected: &[&str]) {
+        become_these(seen, addresses(expected)).await;
+    }
+
+    async fn become_these(seen: &mut Seen, expected: Found) {
         let waits = seen.wait_for(|now| *now == expected);
         tokio::time::timeout(Duration::from_secs(30), waits).await.expect("in time").unwrap();
     }
@@ -401,6 +520,31 @@ mod tests {
         let asked = &fake.lock().unwrap().asked;
         let versions: Vec<_> = asked.iter().filter_map(|q| q.get("resourceVersion").cloned()).collect();
         assert_eq!(versions[..2], ["10", "11"]);
+    }
+
+    #[tokio::test]
+    async fn the_label_of_the_pod_says_what_it_is_for_else_that_of_the_service() {
+        let labelled = |role: &str| {
+            let mut slice = slice("a", "9", &[("10.0.0.1", true, false), ("10.0.0.2", true, false)]);
+            slice["metadata"]["labels"] = json!({"llm-d.ai/role": role});
+            slice
+        };
+        let list = json!({"metadata": {"resourceVersion": "10"}, "items": [labelled("decode")]});
+        let (watches, mut seen, fake) = setup(vec![list], 1).await;
+        let roles = |list: &[(&str, Role)]| -> Found {
+            Some(list.iter().map(|(at, role)| (at.parse().unwrap(), Some(*role))).collect())
+        };
+        // Pods may not be listed.
+        become_these(&mut seen, roles(&[("10.0.0.1", Role::Decode), ("10.0.0.2", Role::Decode)])).await;
+        let pod = |role: &str, ip: &str| json!({"metadata": {"labels": {"llm-d.ai/role": role}}, "status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
+        let pods = [pod("prefill", "10.0.0.3"), pod("something", "10.0.0.1"), json!({"metadata": {"name": "pending"}})];
+        fake.lock().unwrap().pods = Some(json!({"items": pods}));
+        watches[0].send(event("ADDED", slice("b", "11", &[("10.0.0.3", true, false)]))).unwrap();
+        let all = [("10.0.0.1", Role::Decode), ("10.0.0.2", Role::Decode), ("10.0.0.3", Role::Prefill)];
+        become_these(&mut seen, roles(&all)).await;
+        let replicas = NamedReplicas::parse("http=http://vllm:8000,model=m").unwrap();
+        let specs = replicas.with_roles(seen.borrow().as_ref().unwrap());
+        assert_eq!(specs.iter().map(|spec| spec.role).collect::<Vec<_>>(), [Role::Decode, Role::Decode, Role::Prefill]);
     }
 
     #[test]

@@ -78,6 +78,7 @@ pub struct State {
     pub id: u32,
     pub address: String,
     pub model: String,
+    pub role: &'static str,
     pub topic: String,
     pub block_size: Option<u32>,
     pub capacity_blocks: u64,
@@ -204,6 +205,7 @@ impl Replica {
             reason: reason.to_owned(),
             dense: cache.dense(),
             adapters: inner.adapters.told(),
+            role: self.spec.role,
         });
     }
 
@@ -292,6 +294,7 @@ impl Replica {
             id: self.id.0,
             address: self.spec.address(),
             model: self.spec.model.clone(),
+            role: self.spec.role.label(),
             topic: self.spec.topic.clone(),
             block_size: cache.block_size(),
             capacity_blocks: stream.capacity,

@@ -8,6 +8,7 @@ use super::tree::At;
 use super::{Findings, Level, bypass, route};
 use crate::config::{Config, Role, SelectionMode};
 use crate::filter::accounts::EXPLAIN_HEADER;
+use crate::filter::steer::{PREFILL_HEADER, RANK_HEADER};
 use crate::look::SECRET_HEADER;
 
 const MUTATION: &str = "header_mutation.v3.HeaderMutation";
@@ -65,12 +66,13 @@ fn stripped(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, findings
             findings.add(Level::Error, &one.place, &late.path, what, "put it before kvroute");
         }
     }
-    let rank = "x-data-parallel-rank";
-    if !removed(rank) {
-        let what = format!(
-            "no header_mutation filter before kvroute removes {rank}: a client that sends it chooses the engine's rank"
-        );
-        let mend = format!("add {{remove: {rank}}} to its request_mutations");
+    let engines = [
+        (RANK_HEADER, "a client that sends it chooses the engine's rank"),
+        (PREFILL_HEADER, "while the filter's VM is down, a client that sends it makes an engine ask any host"),
+    ];
+    for (name, why) in engines.into_iter().filter(|(name, _)| !removed(name)) {
+        let what = format!("no header_mutation filter before kvroute removes {name}: {why}");
+        let mend = format!("add {{remove: {name}}} to its request_mutations");
         findings.add(Level::Warning, &one.place, &path, what, mend);
     }
     if config.receipts.explain

@@ -216,6 +216,7 @@ fn what_makes_it_worse_is_a_warning_or_a_note() {
         (with(&format!("{PLUGIN}/reload_config"), Value::Null), Note, "base_interval"),
         (with(&format!("{ROUTER}/http_filters/2/typed_config/strict"), json!(true)), Warning, "strict"),
         (filters(&[1, 2, 3]), Warning, "x-data-parallel-rank"),
+        (filters(&[1, 2, 3]), Warning, "x-prefiller-host-port"),
         (filters(&[1, 2, 3]), Warning, "answers tell clients"),
         (with("/static_resources/listeners/1/address/socket_address/address", json!("0.0.0.0")), Warning, "listens on"),
         (

@@ -152,8 +152,9 @@ fn memory(worker: &WorkerState) -> String {
 }
 
 fn row(r: &ReplicaState) -> Vec<String> {
+    let role = if matches!(r.role.as_str(), "" | "both") { String::new() } else { format!(" ({})", r.role) };
     let mut row = vec![
-        address(&r.address, r.rank),
+        address(&r.address, r.rank) + &role,
         trust(&r.trust, &r.trust_reason),
         format!("{}{}", grouped(r.blocks), if r.truncated { "+" } else { "" }),
         grouped(r.predicted_blocks),
@@ -268,7 +269,11 @@ mod tests {
         worker.replicas.push(ReplicaState { model: "n".into(), ..stale });
         let text = super::text(&worker, Paint::plain());
         assert!(text.contains("10.0.0.3:8000   n      stale: silent"), "{text}");
-        assert!(!text.contains("adapters"), "{text}");
+        assert!(!text.contains("adapters") && !text.contains("(prefill)"), "{text}");
+        worker.replicas[0].role = "prefill".into();
+        worker.replicas[1].role = "both".into();
+        let apart = super::text(&worker, Paint::plain());
+        assert!(apart.contains("10.0.0.1:8000 (prefill)  m") && !apart.contains("(both)"), "{apart}");
         let adapter = |name: &str, loaded| Adapter { name: name.into(), loaded };
         worker.replicas[1].adapters = vec![adapter("a", true), adapter("b", false)];
         let text = super::text(&worker, Paint::plain());

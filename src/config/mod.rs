@@ -152,6 +152,8 @@ pub struct StaticReplica {
     pub model: String,
     /// Data-parallel rank.
     pub rank: u32,
+    /// What it is for, where prefill and decode are apart.
+    pub role: crate::feed::role::Role,
     /// Blocks that its cache holds; 0 when unknown.
     pub capacity_blocks: u64,
 }

@@ -7,6 +7,7 @@ use super::{
     Bridge, Config, ConfigError, Limits, Model, Receipts, Role, Selection, SelectionMode, StaticReplica, TenantSalt,
     TestSwitches,
 };
+use crate::feed;
 use crate::request::ApiPaths;
 
 const KIB: u64 = 1 << 10;
@@ -190,6 +191,7 @@ fn replica(path: String, value: &Value) -> Result<StaticReplica, ConfigError> {
         address,
         model: f.required_text("model")?,
         rank: u32::try_from(f.whole("rank", 0, 0, 4096)?).unwrap_or(0),
+        role: f.choice("role", &feed::role::Role::ALL.map(|role| (role.label(), role)))?,
         capacity_blocks: f.whole("capacity_blocks", 0, 0, u64::MAX)?,
     };
     f.finish()?;

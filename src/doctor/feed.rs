@@ -10,6 +10,7 @@ use super::proxy::Proxy;
 use super::{Level, Report, Target, reasons};
 use crate::bridge::facts::plain;
 use crate::bridge::serve::seed_mark;
+use crate::feed::role::Role;
 use crate::look::{SECRET_HEADER, STATE_PATH, WorkerState};
 
 /// What the next step goes by.
@@ -43,6 +44,7 @@ struct Followed {
     address: String,
     model: String,
     topic: String,
+    role: String,
     trust: String,
     reason: String,
 }
@@ -182,7 +184,8 @@ fn judge_bridge(overview: &Overview, proxy: &Proxy, engines: &Engines, report: &
     }
     for followed in &overview.replicas {
         let place = &followed.address;
-        if !proxy.replicas.contains_key(place) {
+        // One that only prefills is asked by other engines, not by Envoy.
+        if followed.role != Role::Prefill.label() && !proxy.replicas.contains_key(place) {
             let what = format!("the bridge follows {}, which is no endpoint of Envoy's cluster", followed.name);
             let why = "Envoy cannot send where the filter points: those requests go by load alone";
             let mend = "let the bridge's http= (or address=) be the ip:port that Envoy's cluster has, or add it to the cluster";

@@ -5,7 +5,7 @@
 //! * [`snapshot`]: the answer to `GET /kvroute/v1/snapshot` of the bridge, one range of hashes at a time.
 //! * [`digest`]: digests of ranges of hashes, by which a worker finds out what it has to pull.
 //! * [`word`]: what a worker tells the bridge of requests.
-//! * [`record`]: the records that batches and snapshots are made of.
+//! * [`record`]: the records that batches and snapshots are made of; [`role`] what a replica is for.
 //! * [`slots`]: how batches get from the ingest VM to every router VM, and who may send them.
 //! * [`sync`]: how a router VM stays in step.
 //!
@@ -26,6 +26,7 @@ pub const SNAPSHOT_PATH: &str = "/kvroute/v1/snapshot";
 pub mod batch;
 pub mod digest;
 pub mod record;
+pub mod role;
 pub mod slots;
 pub mod snapshot;
 pub mod sync;

@@ -3,6 +3,7 @@
 //! A record is `kind u8 ‖ length u32 ‖ payload`; a reader skips kinds that it does not know, so an older filter
 //! understands what it can of a newer bridge.
 
+use super::role::Role;
 use super::wire::{Reader, Writer};
 use super::{FeedReplicaId, FrameError};
 use crate::blocks::BlockHash;
@@ -170,6 +171,8 @@ pub struct ReplicaInfo {
     pub dense: bool,
     /// Its LoRA adapters.
     pub adapters: Adapters,
+    /// What it is for.
+    pub role: Role,
 }
 
 /// Load as the engine itself reports it.
@@ -272,6 +275,7 @@ impl Record {
                 out.str(&r.reason);
                 out.u8(u8::from(r.dense));
                 r.adapters.write(out);
+                out.u8(r.role as u8);
             }
             Record::Gone(id) | Record::Cleared(id) => out.u32(id.0),
             Record::Stored { replica, tier, parent, ends, hashes } => {
@@ -331,6 +335,11 @@ impl Record {
                 reason: r.str()?,
                 dense: r.u8()? != 0,
                 adapters: Adapters::read(&mut r)?,
+                // Not told by older bridges, whose replicas all do both.
+                role: match r.0.is_empty() {
+                    true => Role::Both,
+                    false => Role::from_u8(r.u8()?).ok_or(FrameError::Record("role"))?,
+                },
             }),
             GONE => Record::Gone(FeedReplicaId(r.u32()?)),
             CLEARED => Record::Cleared(FeedReplicaId(r.u32()?)),

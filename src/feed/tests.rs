@@ -1,5 +1,6 @@
 use super::batch::{Batch, BatchHeader};
 use super::record::{Adapter, Adapters, LoadReport, Record, ReplicaInfo, Tier, Trust};
+use super::role::Role;
 use super::snapshot::Snapshot;
 use super::{Epoch, FeedReplicaId, FrameError};
 use crate::blocks::BlockHash;
@@ -22,6 +23,7 @@ fn records() -> Vec<Record> {
                     Adapter { name: "\u{e9}".into(), loaded: false },
                 ],
             },
+            role: Role::Decode,
             ..ReplicaInfo::default()
         }),
         Record::Stored {

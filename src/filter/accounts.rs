@@ -160,8 +160,11 @@ impl Accounts {
         if config.selection.outcome_header.is_some() {
             let (matched, predicted) = (pick.matched, pick.predicted);
             let (reason, to) = (pick.reason.label(), &pick.best.address);
-            let text =
-                format!("routed; matched={matched}; predicted={predicted}; prompt={tokens}; reason={reason}; to={to}");
+            let prefill = pick.prefill.as_ref().map(|prefill| format!("; prefill={}", prefill.target.address));
+            let text = format!(
+                "routed; matched={matched}; predicted={predicted}; prompt={tokens}; reason={reason}; to={to}{}",
+                prefill.unwrap_or_default()
+            );
             self.outcomes.insert(stream, text);
         }
         if !config.receipts.filter_state && watch.is_none() {

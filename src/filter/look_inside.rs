@@ -10,7 +10,9 @@ use crate::blocks::BlockHash;
 use crate::clock::Time;
 use crate::explain::{Explanation, Reason, explain};
 use crate::feed::record::Tier;
-use crate::look::{Adapter, Candidate, Choice, FeedState, IndexState, Load, MemoryUse, ReplicaState, WorkerState};
+use crate::look::{
+    Adapter, Candidate, Choice, FeedState, IndexState, Load, MemoryUse, Prefill, ReplicaState, WorkerState,
+};
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::replicas::stats::{FleetStats, ReplicaStats};
 use crate::replicas::{Ask, Matching};
@@ -74,6 +76,7 @@ fn replica(r: &ReplicaStats) -> ReplicaState {
     ReplicaState {
         address: r.address.clone(),
         rank: r.rank,
+        role: r.role.label().to_owned(),
         model: r.model.clone(),
         trust: r.trust.to_owned(),
         trust_reason: r.trust_reason.clone(),
@@ -124,6 +127,12 @@ pub fn choice(router: &mut Router, host: &dyn Host, path: &str, unix: Option<u64
             out.compared = receipt.compared as u64;
             out.reason = Some(receipt.reason.label().to_owned());
             out.pick = Some(receipt.pick);
+            out.prefill = receipt.prefill.as_ref().map(|prefill| Prefill {
+                pick: prefill.pick.clone(),
+                uncached_tokens: prefill.uncached,
+                from: prefill.from,
+                candidates: prefill.candidates.iter().map(candidate).collect(),
+            });
         }
         Err(kind) => out.no_pick = Some(Reason::from(NoKeyReason::new(kind, no_pick(kind)))),
     }

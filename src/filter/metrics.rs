@@ -37,6 +37,8 @@ pub enum Counter {
     Picks(Reason),
     /// Requests that Envoy sent elsewhere than picked.
     Moved,
+    /// Requests for which another replica was asked to prefill.
+    RemotePrefills,
     /// Prompt tokens of routed requests.
     PromptTokens,
     /// Of those, tokens that the pick was expected to have cached.
@@ -123,6 +125,7 @@ impl Counter {
             Counter::Requests(outcome) => return format!("kvroute_requests_total.outcome.{}", outcome.label()),
             Counter::Picks(reason) => return format!("kvroute_picks_total.reason.{}", reason.label()),
             Counter::Moved => "kvroute_moved_total",
+            Counter::RemotePrefills => "kvroute_remote_prefills_total",
             Counter::PromptTokens => "kvroute_prompt_tokens_total",
             Counter::MatchedTokens => "kvroute_matched_tokens_total",
             Counter::ShadowPromptTokens => "kvroute_shadow_prompt_tokens_total",

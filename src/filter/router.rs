@@ -66,6 +66,8 @@ struct Finishing {
     job: Job,
     /// `None`: of a shadow nothing is booked; it is only remembered for the next turn.
     booking: Option<BookingId>,
+    /// Of its prefill on another replica.
+    prefill: Option<BookingId>,
     /// Blocks of the job that the booking has.
     pushed: usize,
     worked: u64,
@@ -74,6 +76,8 @@ struct Finishing {
 /// A request that was steered.
 struct Flight {
     booking: BookingId,
+    /// Its prefill on another replica, until the first data.
+    prefill: Option<BookingId>,
     address: Rc<str>,
     /// Reads the answer until its first data; `None`: it is there.
     first: Option<FirstData>,
@@ -345,6 +349,9 @@ impl Router {
             // A whole answer comes when everything is done; an error ends it as well.
             flight.first = None;
             self.fleet.first_data(flight.booking, host.now());
+            if let Some(prefill) = flight.prefill.take() {
+                self.fleet.prefilled(prefill, flight.served, host.now());
+            }
         }
     }
 
@@ -369,6 +376,9 @@ impl Router {
         if flight.first.as_mut().is_some_and(|first| first.push(bytes)) {
             flight.first = None;
             self.fleet.first_data(flight.booking, host.now());
+            if let Some(prefill) = flight.prefill.take() {
+                self.fleet.prefilled(prefill, true, host.now());
+            }
         }
     }
 
@@ -402,6 +412,17 @@ impl Router {
             }
         }
         self.fleet.finish(flight.booking, flight.served, host.now());
+        if let Some(prefill) = flight.prefill {
+            self.fleet.prefilled(prefill, false, host.now());
+        }
+    }
+
+    /// A pick that nothing comes of.
+    fn undo(&mut self, pick: &Pick, now: Time) {
+        self.fleet.finish(pick.booking, false, now);
+        if let Some(prefill) = &pick.prefill {
+            self.fleet.prefilled(prefill.booking, false, now);
+        }
     }
 
     /// Whether [`Router::turn`] could do something now.
@@ -559,7 +580,7 @@ impl Router {
         if !host.enter(stream) {
             // It is gone, though nobody said so.
             if let Ok(Choice::Steer(pick)) = &result {
-                self.fleet.finish(pick.booking, false, host.now());
+                self.undo(pick, host.now());
             }
             self.release(&held.job);
             return;
@@ -578,7 +599,7 @@ impl Router {
             Ok(Choice::Shadow(receipt)) => {
                 self.shadows.decided(stream, job.tokens().0 as u64, &receipt, host);
                 self.accounts.shadowed(&job, *receipt, watch, host);
-                self.finish(Finishing { job, booking: None, pushed, worked: 0 });
+                self.finish(Finishing { job, booking: None, prefill: None, pushed, worked: 0 });
                 return;
             }
             Err(reason) => {
@@ -589,7 +610,7 @@ impl Router {
         };
         for (name, value) in selection_headers(&setup.config.selection, &pick) {
             if !host.set_request_header(name, &value) {
-                self.fleet.finish(pick.booking, false, host.now());
+                self.undo(&pick, host.now());
                 self.pass(stream, &setup, &NoKeyReason::new(NoKey::HostError, "a header was refused"), host);
                 self.release(&job);
                 return;
@@ -607,15 +628,20 @@ impl Router {
             let line = format!("#{stream} to {to} by {reason}: {} of {tokens} tokens, {held_us} us", pick.matched);
             host.log(Level::Debug, &line);
         }
+        let prefill = pick.prefill.as_ref().map(|prefill| prefill.booking);
+        if prefill.is_some() {
+            host.count(Counter::RemotePrefills, 1);
+        }
         let flight = Flight {
             booking: pick.booking,
+            prefill,
             address: pick.best.address.clone(),
             first: Some(FirstData::default()),
             usage: None,
             served: false,
         };
         self.flights.insert(stream, flight);
-        self.finish(Finishing { job, booking: Some(pick.booking), pushed, worked: 0 });
+        self.finish(Finishing { job, booking: Some(pick.booking), prefill, pushed, worked: 0 });
     }
 
     /// What is left of a request that was let go.
@@ -629,8 +655,8 @@ impl Router {
 
     /// Tells the booking what is known of the whole prompt.
     fn finished(&mut self, finishing: Finishing) {
-        let Finishing { job, booking, pushed, .. } = finishing;
-        if let Some(booking) = booking {
+        let Finishing { job, booking, prefill, pushed, .. } = finishing;
+        for booking in booking.into_iter().chain(prefill) {
             let rest = job.hashes.get(pushed..).unwrap_or_default();
             self.fleet.complete(booking, rest, job.tokens().0 as u64);
         }

@@ -14,6 +14,7 @@ use super::ingest_http::respond;
 use super::metrics::Counter;
 use super::models::Setup;
 use super::router::{Reads, Submitted};
+use super::steer::PREFILL_HEADER;
 use super::{secret, sys};
 use crate::look::SECRET_HEADER;
 use crate::nokey::{NoKey, NoKeyReason};
@@ -212,6 +213,8 @@ impl HttpContext for RouterHttp {
         {
             core::arch::wasm32::unreachable();
         }
+        // Whatever the filters before this one leave: it would make an engine ask any host.
+        sys::remove_header(MapType::HttpRequestHeaders, PREFILL_HEADER);
         let asks = self.asks_for_receipt();
         self.known |= asks;
         with_router(|router| {

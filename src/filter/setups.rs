@@ -88,6 +88,7 @@ fn static_replicas(config: &Config) -> impl Iterator<Item = StaticReplica> {
         model: r.model.clone(),
         block_size: block_size(&r.model),
         rank: r.rank,
+        role: r.role,
         capacity_blocks: r.capacity_blocks,
     })
 }

@@ -9,6 +9,9 @@ use crate::replicas::{Pick, Target};
 /// What vLLM takes the data-parallel rank of a request from.
 pub const RANK_HEADER: &str = "x-data-parallel-rank";
 
+/// What the P/D sidecars before engines that decode take the engine from that prefills, as `host:port` (llm-d's).
+pub const PREFILL_HEADER: &str = "x-prefiller-host-port";
+
 /// The request headers that make Envoy send a request where it was decided.
 pub fn selection_headers<'a>(selection: &'a Selection, pick: &Pick) -> Vec<(&'a str, String)> {
     let list = |targets: &mut dyn Iterator<Item = &Target>| {
@@ -29,6 +32,9 @@ pub fn selection_headers<'a>(selection: &'a Selection, pick: &Pick) -> Vec<(&'a 
     if let Some(rank) = pick.rank {
         headers.push((RANK_HEADER, rank.to_string()));
     }
+    if let Some(prefill) = &pick.prefill {
+        headers.push((PREFILL_HEADER, prefill.target.address.to_string()));
+    }
     headers
 }
 
@@ -36,6 +42,7 @@ pub fn selection_headers<'a>(selection: &'a Selection, pick: &Pick) -> Vec<(&'a 
 mod tests {
     use super::*;
     use crate::replicas::BookingId;
+    use crate::replicas::pools::Prefill;
     use crate::routing::Reason;
 
     fn pick(next: &[&str]) -> Pick {
@@ -45,6 +52,7 @@ mod tests {
             rank: None,
             next: next.iter().map(|a| target(a)).collect(),
             booking: BookingId(1),
+            prefill: None,
             matched: 0,
             predicted: 0,
             cost: 0.0,
@@ -77,6 +85,12 @@ mod tests {
         assert_eq!(
             selection_headers(&selection, &ranked),
             [("a", "10.0.0.1:8000".to_owned()), (RANK_HEADER, "3".to_owned())]
+        );
+        let prefill = Prefill { target: ranked.best.clone(), booking: BookingId(2), matched: 0 };
+        let apart = Pick { prefill: Some(prefill), ..pick(&[]) };
+        assert_eq!(
+            selection_headers(&selection, &apart),
+            [("a", "10.0.0.1:8000".to_owned()), (PREFILL_HEADER, "10.0.0.1:8000".to_owned())]
         );
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::filter::accounts::EXPLAIN_HEADER;
+use crate::filter::steer::PREFILL_HEADER;
 use crate::look::SECRET_HEADER;
 
 /// How the public listener picks a replica.
@@ -154,11 +155,12 @@ pub fn default_wasm() -> PathBuf {
 const HCM: &str = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 const WASM: &str = "envoy.extensions.filters.http.wasm.v3.Wasm";
 /// Headers that steer or ask, and that a client must not send.
-const STRIPPED: [&str; 5] = [
+const STRIPPED: [&str; 6] = [
     "x-kvroute-replica",
     "x-kvroute-fallback",
     "x-gateway-destination-endpoint",
     "x-data-parallel-rank",
+    PREFILL_HEADER,
     EXPLAIN_HEADER,
 ];
 /// The shared data and queues of all instances stand under this id.

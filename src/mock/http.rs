@@ -30,8 +30,15 @@ use crate::blocks::TokenId;
 use crate::request::{Api, ApiPaths};
 
 /// Headers by which a router steers, or that it must pass on, by the beginnings of their names.
-const ROUTING_HEADERS: [&str; 6] =
-    ["x-kvroute-", "x-gateway-", "x-data-parallel-rank", "x-request-id", "traceparent", "tracestate"];
+const ROUTING_HEADERS: [&str; 7] = [
+    "x-kvroute-",
+    "x-gateway-",
+    "x-data-parallel-rank",
+    "x-prefiller-host-port",
+    "x-request-id",
+    "traceparent",
+    "tracestate",
+];
 
 /// What all handlers share.
 pub struct Shared {

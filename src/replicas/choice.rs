@@ -6,6 +6,7 @@ use super::book::{BookingId, Load};
 use super::fleet::{AFTER_FIRST_DATA, Ask, Fleet, Flight, Matching, QUIET, SILENT, Target};
 use super::members::{Replica, ReplicaIdx, ReplicaKey, rendezvous};
 use super::peers::Tell;
+use super::pools::{Part, Stage};
 use crate::blocks::BlockHash;
 use crate::clock::{MS, Time};
 use crate::feed::record::{Standing, Trust};
@@ -14,10 +15,18 @@ use crate::index::Held;
 use crate::index::Walk;
 #[cfg(test)]
 use crate::routing::rank;
-use crate::routing::{Candidate, CandidateReceipt, Reason, Receipt, Request, Scored, last_token_cap};
+use crate::routing::{Candidate, CandidateReceipt, PrefillReceipt, Reason, Receipt, Request, Scored, last_token_cap};
 
 /// A replica that is compared, and what it holds of the prompt.
 pub(super) type Seen = (ReplicaIdx, Held);
+
+/// Candidates that were compared, and their ranking.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    pub(super) seen: &'a [Seen],
+    pub(super) plain: &'a [Candidate],
+    pub(super) scored: &'a [Scored],
+}
 
 /// For measurements.
 #[cfg(test)]
@@ -28,19 +37,22 @@ impl Fleet {
     }
 
     pub(super) fn score_only(&self, matching: &Matching, ask: &Ask<'_>) -> usize {
-        let (_, plain, request) = self.candidates(matching, ask);
+        let (_, plain, request) = self.candidates(matching, ask, Stage::Decode);
         rank(&self.policy, &request, &plain, self.policy.candidates).len()
     }
 }
 
 impl Fleet {
-    pub(super) fn candidates(&self, matching: &Matching, ask: &Ask<'_>) -> (Vec<Seen>, Vec<Candidate>, Request) {
+    pub(super) fn candidates(
+        &self,
+        matching: &Matching,
+        ask: &Ask<'_>,
+        stage: Stage,
+    ) -> (Vec<Seen>, Vec<Candidate>, Request) {
         let (world, policy) = (&self.world, ask.policy.unwrap_or(&self.policy));
         let cap = last_token_cap(ask.tokens, matching.block_size);
         let size = u64::from(matching.block_size);
         let most = u32::try_from(cap.checked_div(size).unwrap_or(0)).unwrap_or(u32::MAX);
-        let session = ask.session.filter(|_| policy.session > 0.0);
-        let session = session.and_then(|s| rendezvous(s, &matching.candidates, &world.members));
         let mut seen = Vec::with_capacity(matching.candidates.len());
         let mut plain = Vec::with_capacity(matching.candidates.len());
         let current = matching.version == world.members.version();
@@ -48,8 +60,11 @@ impl Fleet {
         let among = |idx: &ReplicaIdx| {
             let replica = world.members.get(*idx).filter(|r| current || *r.model == *matching.model)?;
             let allowed = ask.only.is_none_or(|only| only.binary_search(&replica.key).is_ok());
-            allowed.then_some((*idx, replica))
+            (allowed && stage.takes(replica)).then_some((*idx, replica))
         };
+        let session = ask.session.filter(|_| policy.session > 0.0);
+        let all = matching.candidates.iter().filter_map(among).map(|(idx, _)| idx);
+        let session = session.and_then(|s| rendezvous(s, all, &world.members));
         let lora = Lora::new(ask, matching.candidates.iter().filter_map(among).map(|(_, replica)| replica));
         for (idx, replica) in matching.candidates.iter().filter_map(among) {
             if lora.excludes(replica) {
@@ -111,8 +126,9 @@ impl Fleet {
         ask: &Ask<'_>,
         matched: u64,
         held: Held,
+        part: Part,
     ) -> BookingId {
-        let uncached = ask.tokens.saturating_sub(matched) as f64;
+        let uncached = if part == Part::Decode { 0.0 } else { ask.tokens.saturating_sub(matched) as f64 };
         let id = self.world.book.book(idx, uncached, ask.tokens as f64, ask.now);
         let flight = Flight {
             block_size: matching.block_size,
@@ -120,14 +136,18 @@ impl Fleet {
             held: held.blocks as usize,
             claimed: held.end.saturating_sub(held.predicted) as usize,
             tokens: ask.tokens,
-            told: false,
+            // How much an engine found cached of what another one prefilled teaches nobody.
+            told: part == Part::Decode,
             hashes: matching.hashes.clone(),
             settled: false,
+            part,
         };
         if let Some(column) = self.world.members.get(idx).and_then(|r| r.column) {
             self.world.index.touch(column, flight.hashes.get(..flight.held).unwrap_or_default());
         }
-        self.world.homes.settle(&flight.hashes, flight.held, idx, ask.now);
+        if part != Part::Prefill {
+            self.world.homes.settle(&flight.hashes, flight.held, idx, ask.now);
+        }
         self.flights.insert(id, flight);
         self.predict(id, flight_tail(&self.flights, id, usize::MAX));
         id
@@ -181,14 +201,32 @@ impl Fleet {
         &self,
         matching: &Matching,
         ask: &Ask<'_>,
-        (seen, plain): (&[Seen], &[Candidate]),
-        scored: &[Scored],
+        shown: Shown<'_>,
         pick: &Target,
         reason: Reason,
+        prefill: Option<PrefillReceipt>,
     ) -> Receipt {
+        Receipt {
+            model: matching.model.to_string(),
+            lora: ask.adapter.map(str::to_owned),
+            prompt_tokens: ask.tokens,
+            estimated: ask.estimated,
+            known_blocks: matching.hashes.len() as u32,
+            compared: shown.seen.len(),
+            pick: pick.address.to_string(),
+            reason,
+            synced: self.sync.synced(),
+            feed_age_ms: self.feed_age(ask.now).map(to_ms),
+            prefill,
+            candidates: self.shown(ask, shown),
+        }
+    }
+
+    /// The ranking, as receipts have it.
+    pub(super) fn shown(&self, ask: &Ask<'_>, shown: Shown<'_>) -> Vec<CandidateReceipt> {
         let policy = ask.policy.unwrap_or(&self.policy);
         let one = |s: &Scored| {
-            let ((idx, held), c) = (seen.get(s.candidate)?, plain.get(s.candidate)?);
+            let ((idx, held), c) = (shown.seen.get(s.candidate)?, shown.plain.get(s.candidate)?);
             let replica = self.world.members.get(*idx)?;
             let load = self.world.book.own(*idx).plus(self.foreign(*idx));
             Some(CandidateReceipt {
@@ -216,19 +254,7 @@ impl Fleet {
                 cost: s.cost,
             })
         };
-        Receipt {
-            model: matching.model.to_string(),
-            lora: ask.adapter.map(str::to_owned),
-            prompt_tokens: ask.tokens,
-            estimated: ask.estimated,
-            known_blocks: matching.hashes.len() as u32,
-            compared: seen.len(),
-            pick: pick.address.to_string(),
-            reason,
-            synced: self.sync.synced(),
-            feed_age_ms: self.feed_age(ask.now).map(to_ms),
-            candidates: scored.iter().filter_map(one).collect(),
-        }
+        shown.scored.iter().filter_map(one).collect()
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! let mut fleet = Fleet::new(FleetSettings::default(), 1);
 //! let replica = |port| StaticReplica {
-//!     address: format!("10.0.0.1:{port}"), model: "m".into(), block_size: 16, rank: 0, capacity_blocks: 0,
+//!     address: format!("10.0.0.1:{port}"), model: "m".into(), block_size: 16, rank: 0, capacity_blocks: 0, role: Default::default(),
 //! };
 //! fleet.set_static(&[replica(8001), replica(8002)]);
 //!
@@ -39,9 +39,10 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 
 use super::book::BookingId;
-use super::choice::{flight_tail, reason, to_ms};
+use super::choice::{Shown, flight_tail, reason, to_ms};
 use super::members::{ReplicaIdx, ReplicaKey, StaticReplica};
 use super::peers::{Message, Tell, foreign_booking};
+use super::pools::{Part, Prefill, Stage};
 use super::stats::{FleetStats, ReplicaStats};
 use super::words::Words;
 use super::world::World;
@@ -148,6 +149,8 @@ pub struct Pick {
     pub next: Vec<Target>,
     /// By this name the rest is told of it.
     pub booking: BookingId,
+    /// The replica that prefills for it, where that is another one.
+    pub prefill: Option<Prefill>,
     /// Prompt tokens that the engine is expected to find in its cache.
     pub matched: u64,
     /// Of them, tokens that are only predicted: requests under way will have put them there.
@@ -174,6 +177,7 @@ pub(super) struct Flight {
     /// Tokens of the prompt, as far as known.
     pub(super) tokens: u64,
     pub(super) settled: bool,
+    pub(super) part: Part,
     /// What the engine said of it is in [`Fleet::words`].
     pub(super) told: bool,
 }
@@ -228,6 +232,7 @@ impl Fleet {
                 rank: replica.rank,
                 capacity_blocks: replica.capacity_blocks,
                 trust: Trust::NoEvents,
+                role: replica.role,
                 ..ReplicaInfo::default()
             };
             let key = ReplicaKey::new(&info.address, info.rank);
@@ -433,7 +438,7 @@ impl Fleet {
 
     /// Chooses, and books the request there.
     pub fn choose(&mut self, matching: &Matching, ask: &Ask<'_>) -> Result<Pick, NoKey> {
-        let (seen, plain, request) = self.candidates(matching, ask);
+        let (seen, plain, request) = self.candidates(matching, ask, Stage::Decode);
         let shown = if ask.explain { 15 } else { 0 };
         let policy = ask.policy.unwrap_or(&self.policy);
         let scored = rank(policy, &request, &plain, policy.candidates.max(shown).max(1));
@@ -458,24 +463,35 @@ impl Fleet {
                 next.push(other);
             }
         }
-        let receipt =
-            ask.explain.then(|| Box::new(self.receipt(matching, ask, (&seen, &plain), &scored, &first, reason)));
         let (matched, predicted) = (candidate.matched as u64, candidate.predicted as u64);
+        let prefill = self.compare_prefill(matching, ask, matched);
+        let shown = Shown { seen: &seen, plain: &plain, scored: &scored };
+        let receipt = ask.explain.then(|| {
+            let of_prefill = self.prefill_receipt(ask, matched, &prefill);
+            Box::new(self.receipt(matching, ask, shown, &first, reason, of_prefill))
+        });
         if let (Some(adapter), Some(replica)) = (ask.adapter, self.world.members.get_mut(idx)) {
             replica.warm(adapter, ask.now);
         }
-        let booking = self.book(idx, matching, ask, matched, held);
-        Ok(Pick { best: first, rank, next, booking, matched, predicted, cost: best.cost, reason, receipt })
+        // Before the decode, so that its booking knows that another one prefills.
+        let prefill = self.book_prefill(matching, ask, &prefill);
+        let part = if prefill.is_some() { Part::Decode } else { Part::Whole };
+        let booking = self.book(idx, matching, ask, matched, held, part);
+        Ok(Pick { best: first, rank, next, booking, prefill, matched, predicted, cost: best.cost, reason, receipt })
     }
 
     /// What [`Fleet::choose`] would say, with the receipt; nothing is booked.
     pub fn preview(&self, matching: &Matching, ask: &Ask<'_>) -> Result<Receipt, NoKey> {
-        let (seen, plain, request) = self.candidates(matching, ask);
+        let (seen, plain, request) = self.candidates(matching, ask, Stage::Decode);
         let scored = rank(ask.policy.unwrap_or(&self.policy), &request, &plain, 16);
-        let (idx, _) = scored.first().and_then(|best| seen.get(best.candidate)).ok_or(NoKey::NoReplica)?;
+        let best = scored.first().ok_or(NoKey::NoReplica)?;
+        let (idx, _) = seen.get(best.candidate).ok_or(NoKey::NoReplica)?;
+        let matched = plain.get(best.candidate).map_or(0, |c| c.matched as u64);
+        let prefill = self.prefill_receipt(ask, matched, &self.compare_prefill(matching, ask, matched));
         let replica = self.world.members.get(*idx).ok_or(NoKey::NoReplica)?;
         let pick = Target { address: replica.address.clone(), rank: replica.rank };
-        Ok(self.receipt(matching, ask, (&seen, &plain), &scored, &pick, reason(&scored, &plain)))
+        let shown = Shown { seen: &seen, plain: &plain, scored: &scored };
+        Ok(self.receipt(matching, ask, shown, &pick, reason(&scored, &plain), prefill))
     }
 
     /// The rest of the prompt is known now: the hashes after those that were pushed, and the number of tokens.
@@ -485,7 +501,7 @@ impl Fleet {
         flight.hashes.extend_from_slice(hashes.get(..room).unwrap_or(hashes));
         flight.tokens = tokens;
         let matched = flight.matched.min(last_token_cap(tokens, flight.block_size));
-        let uncached = tokens.saturating_sub(matched) as f64;
+        let uncached = if flight.part == Part::Decode { 0.0 } else { tokens.saturating_sub(matched) as f64 };
         self.world.book.correct(id, uncached, tokens as f64);
         if !flight.settled {
             self.predict(id, flight_tail(&self.flights, id, hashes.len()));
@@ -565,6 +581,7 @@ impl Fleet {
         let replicas = world.members.iter().map(|(idx, r)| ReplicaStats {
             address: r.address.to_string(),
             rank: r.rank,
+            role: r.role,
             model: r.model.to_string(),
             block_size: r.block_size,
             trust: self.trust(r, now).0.label(),

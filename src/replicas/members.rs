@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::clock::{SECOND, Time};
 use crate::feed::FeedReplicaId;
 use crate::feed::record::{Adapters, LoadReport, ReplicaInfo, Standing, Trust};
+use crate::feed::role::Role;
 use crate::index::Column;
 
 /// A replica's dense local number. Means nothing in another VM; may be given anew when a replica goes.
@@ -43,6 +44,9 @@ pub struct StaticReplica {
     /// Blocks that its cache can hold; 0 when unknown.
     #[serde(default)]
     pub capacity_blocks: u64,
+    /// What it is for.
+    #[serde(default)]
+    pub role: Role,
 }
 
 fn default_block_size() -> u32 {
@@ -82,6 +86,8 @@ pub struct Replica {
     pub fixed: bool,
     /// Prompt tokens a second that it was seen to prefill; 0 until measured.
     pub prefill_rate: f64,
+    /// What it is for.
+    pub role: Role,
     /// Its LoRA adapters, as the bridge has them.
     pub adapters: Adapters,
     /// Adapters that this VM sent requests for lately, latest last: the engine loads them before it says so.
@@ -145,6 +151,7 @@ pub struct Members {
     by_feed: HashMap<FeedReplicaId, ReplicaIdx>,
     by_model: HashMap<Rc<str>, Rc<[ReplicaIdx]>>,
     version: u64,
+    prefills: bool,
 }
 
 /// More than this are not taken in.
@@ -193,6 +200,11 @@ impl Members {
         self.by_model.get(model).cloned()
     }
 
+    /// Whether some replica is there to prefill for others.
+    pub fn prefills(&self) -> bool {
+        self.prefills
+    }
+
     /// Another one whenever somebody came, left or serves another model.
     pub fn version(&self) -> u64 {
         self.version
@@ -216,11 +228,12 @@ impl Members {
                     || replica.capacity_blocks != info.capacity_blocks
                     || replica.dense != info.dense
                     || replica.adapters != info.adapters
+                    || replica.role != info.role
                     || *replica.reason != *info.reason;
                 if *replica.reason != *info.reason {
                     replica.reason = info.reason.as_str().into();
                 }
-                replica.dense = info.dense;
+                (replica.dense, replica.role) = (info.dense, info.role);
                 if replica.adapters != info.adapters {
                     replica.adapters = info.adapters.clone();
                 }
@@ -253,6 +266,7 @@ impl Members {
                     trust: info.trust,
                     reason: info.reason.as_str().into(),
                     dense: info.dense,
+                    role: info.role,
                     adapters: info.adapters.clone(),
                     warmed: VecDeque::new(),
                     column: None,
@@ -278,6 +292,7 @@ impl Members {
         if matches!(change, Change::New(_) | Change::Other(_)) {
             self.group();
         }
+        self.prefills = self.list.iter().flatten().any(|replica| replica.role == Role::Prefill);
         Some(change)
     }
 
@@ -285,6 +300,7 @@ impl Members {
     pub fn remove(&mut self, idx: ReplicaIdx) -> Option<Replica> {
         let replica = self.list.get_mut(usize::from(idx.0)).and_then(Option::take)?;
         self.by_key.remove(&replica.key);
+        self.prefills = self.list.iter().flatten().any(|replica| replica.role == Role::Prefill);
         if let Some(feed) = replica.feed {
             self.by_feed.remove(&feed);
         }
@@ -303,7 +319,11 @@ impl Members {
 }
 
 /// The candidate that a session points at: the same one in every VM, and few change when one comes or goes.
-pub(super) fn rendezvous(session: &str, candidates: &[ReplicaIdx], members: &Members) -> Option<ReplicaIdx> {
+pub(super) fn rendezvous(
+    session: &str,
+    candidates: impl Iterator<Item = ReplicaIdx>,
+    members: &Members,
+) -> Option<ReplicaIdx> {
     let score = |idx: &ReplicaIdx| members.get(*idx).map(|r| xxh3_64_with_seed(session.as_bytes(), r.key.0));
-    candidates.iter().copied().max_by_key(score)
+    candidates.max_by_key(score)
 }

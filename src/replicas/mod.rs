@@ -6,6 +6,7 @@
 //! * [`predict`]: blocks that a replica is about to hold because a request was just sent there: a layer of their
 //!   own, so that their expiry never takes away what an event said, nor a removal a prediction.
 //! * [`peers`]: the messages by which the VMs of one Envoy tell each other of both.
+//! * [`pools`]: which replica prefills for the one that answers.
 //! * [`fleet`]: all of it behind one door, which is what the filter and the simulator use.
 
 mod approx;
@@ -15,6 +16,7 @@ pub mod fleet;
 mod homes;
 pub mod members;
 pub mod peers;
+pub mod pools;
 pub mod predict;
 pub mod stats;
 mod words;

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::book::Load;
+use crate::feed::role::Role;
 use crate::feed::sync::SyncState;
 use crate::index::IndexStats;
 
@@ -13,6 +14,8 @@ pub struct ReplicaStats {
     pub address: String,
     /// Data-parallel rank.
     pub rank: u32,
+    /// What it is for.
+    pub role: Role,
     /// Served model.
     pub model: String,
     /// Tokens per block.

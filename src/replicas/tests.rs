@@ -1,4 +1,5 @@
 use super::peers::Message;
+use super::pools::Stage;
 use super::*;
 use crate::blocks::{BlockHash, Chain, TokenId, namespace};
 use crate::clock::{MS, SECOND, Time};
@@ -10,6 +11,7 @@ use crate::feed::{Epoch, FeedReplicaId};
 use crate::simulate::{Scenario, burst::break_even};
 
 mod adapters;
+mod apart;
 
 const BLOCK: u32 = 16;
 
@@ -355,7 +357,8 @@ fn requests_of_others_stay_what_they_were_at_the_report() {
     let mut worker = Worker::new(1, Trust::Exact, 1);
     let requests = |w: &Worker| {
         let matching = w.fleet.begin("m", BLOCK).unwrap();
-        let (_, plain, _) = w.fleet.candidates(&matching, &Ask { tokens: 10, now: Time(w.now), ..Ask::default() });
+        let (_, plain, _) =
+            w.fleet.candidates(&matching, &Ask { tokens: 10, now: Time(w.now), ..Ask::default() }, Stage::Decode);
         (plain[0].requests, plain[0].waiting)
     };
     let prompt = |n: u32| (0..100).map(|i| n * 1000 + i).collect::<Vec<TokenId>>();

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::book::BookingId;
 use super::fleet::Fleet;
+use super::pools::Part;
 use crate::feed::record::Trust;
 use crate::feed::word::{self, MAX_BLOCKS, MAX_BYTES, Told};
 use crate::routing::last_token_cap;
@@ -42,6 +43,10 @@ impl Fleet {
     /// the two can be compared.
     pub fn found(&mut self, id: BookingId, prompt: u64, cached: u64) -> Option<u64> {
         let flight = self.flights.get(&id)?;
+        // What was brought from where it was prefilled counts as cached, too.
+        if flight.part == Part::Decode {
+            return None;
+        }
         // Several prompts, or a template that this build does not know in full.
         if flight.tokens != prompt || cached > prompt {
             return None;

@@ -19,7 +19,7 @@ mod receipt;
 
 pub use cost::{Candidate, Request, Scored, last_token_cap, rank};
 pub use policy::Policy;
-pub use receipt::{CandidateReceipt, Line, Mode, Reason, Receipt, Spent};
+pub use receipt::{CandidateReceipt, Line, Mode, PrefillReceipt, Reason, Receipt, Spent};
 
 #[cfg(test)]
 mod tests;

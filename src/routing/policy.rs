@@ -53,6 +53,9 @@ pub struct Policy {
     /// its metrics, or by what was sent there). Higher keeps an adapter to fewer replicas. Default 512: some 50 ms of
     /// prefill, about what it takes to bring one from host memory; from disk it takes more.
     pub adapter: f64,
+    /// Prompt tokens that the replica which answers would have to prefill, from which on another one is asked to prefill
+    /// for it, where there are replicas for that. Higher leaves more to it; 0: it always prefills itself. Default 16.
+    pub remote_prefill: f64,
     /// Randomness: 0 takes the cheapest; T makes a replica that costs T tokens more e times less likely.
     /// Default 0.
     pub temperature: f64,
@@ -81,6 +84,7 @@ impl Default for Policy {
             load_max_age_ms: 5000,
             session: 0.0,
             adapter: 512.0,
+            remote_prefill: 16.0,
             temperature: 0.0,
             candidates: 3,
         }
@@ -94,7 +98,7 @@ impl Policy {
     pub const MOST_CANDIDATES: usize = 16;
 
     /// Its weights.
-    pub fn weights(&self) -> [(&'static str, f64); 9] {
+    pub fn weights(&self) -> [(&'static str, f64); 10] {
         [
             ("queue", self.queue),
             ("context", self.context),
@@ -104,6 +108,7 @@ impl Policy {
             ("crowding_max", self.crowding_max),
             ("session", self.session),
             ("adapter", self.adapter),
+            ("remote_prefill", self.remote_prefill),
             ("temperature", self.temperature),
         ]
     }

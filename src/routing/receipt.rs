@@ -88,6 +88,21 @@ fn is_zero(cost: &f64) -> bool {
     *cost == 0.0
 }
 
+/// Which replica was asked to prefill, of a model that has replicas for it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PrefillReceipt {
+    /// The address that was named; null: the one that answers prefills itself.
+    pub pick: Option<String>,
+    /// Tokens that it would have to prefill.
+    pub uncached: u64,
+    /// From so many on another one is asked (`policy.remote_prefill`).
+    pub from: u64,
+    /// Replicas that were compared.
+    pub compared: usize,
+    /// The best of them, best first.
+    pub candidates: Vec<CandidateReceipt>,
+}
+
 /// The whole story of one choice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Receipt {
@@ -112,6 +127,9 @@ pub struct Receipt {
     pub synced: bool,
     /// Milliseconds since the feed was last heard of.
     pub feed_age_ms: Option<u64>,
+    /// Of a model with replicas that prefill for others: which one was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<PrefillReceipt>,
     /// The best candidates (at most 16), best first.
     pub candidates: Vec<CandidateReceipt>,
 }
@@ -147,6 +165,8 @@ pub struct Spent {
 
 /// Candidates in a line, at most: clients take headers of 8 KiB.
 const SHOWN: usize = 8;
+/// Of those, candidates for the prefill.
+const SHOWN_PREFILL: usize = 2;
 
 /// A receipt as one line of JSON, for a header and the access log.
 ///
@@ -157,7 +177,7 @@ const SHOWN: usize = 8;
 /// | `outcome` | the label in `kvroute_requests_total` |
 /// | `detail` | why there is no key, exactly |
 /// | `us` | [`Spent`] |
-/// | the rest | [`Receipt`], with at most eight candidates; absent where nothing was chosen |
+/// | the rest | [`Receipt`], with at most eight candidates, those for the prefill included; absent where nothing was chosen |
 #[derive(Clone, Debug, Serialize)]
 pub struct Line<'a> {
     v: u32,
@@ -179,6 +199,10 @@ impl<'a> Line<'a> {
     /// Of a request that was compared.
     pub fn chosen(mode: Mode, outcome: &'a str, mut receipt: Receipt, us: Spent) -> Line<'a> {
         receipt.candidates.truncate(SHOWN);
+        if let Some(prefill) = &mut receipt.prefill {
+            prefill.candidates.truncate(SHOWN_PREFILL);
+            receipt.candidates.truncate(SHOWN - SHOWN_PREFILL);
+        }
         Line { v: 1, mode, outcome, detail: None, us, receipt: Some(receipt) }
     }
 
@@ -246,6 +270,7 @@ mod tests {
             reason: Reason::Cache,
             synced: true,
             feed_age_ms: Some(3),
+            prefill: None,
             candidates: vec![candidate; candidates],
         }
     }
@@ -275,6 +300,19 @@ mod tests {
         let line = Line::chosen(Mode::Steered, "routed", receipt(100), Spent::default()).to_string();
         let back: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!((back["candidates"].as_array().unwrap().len(), &back["compared"]), (SHOWN, &100.into()));
+        assert!(line.len() < 6 << 10, "{} bytes", line.len());
+        let prefill = PrefillReceipt {
+            pick: Some("10.0.0.9:8000".into()),
+            uncached: 36,
+            from: 16,
+            compared: 100,
+            candidates: receipt(100).candidates,
+        };
+        let apart = Receipt { prefill: Some(prefill), ..receipt(100) };
+        let line = Line::chosen(Mode::Steered, "routed", apart, Spent::default()).to_string();
+        let back: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let count = |list: &serde_json::Value| list.as_array().unwrap().len();
+        assert_eq!((count(&back["candidates"]), count(&back["prefill"]["candidates"])), (6, 2));
         assert!(line.len() < 6 << 10, "{} bytes", line.len());
     }
 }

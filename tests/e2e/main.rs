@@ -16,6 +16,7 @@ mod feed;
 mod harness;
 mod look;
 mod mtls;
+mod pools;
 mod ranks;
 mod receipts;
 mod reload;

@@ -19,6 +19,7 @@ async fn a_client_cannot_choose_the_replica() {
         vec![("x-kvroute-fallback", other.as_str())],
         vec![("x-gateway-destination-endpoint", other.as_str())],
         vec![("x-data-parallel-rank", "1")],
+        vec![("x-prefiller-host-port", other.as_str())],
     ] {
         conversation.messages.push(serde_json::json!({"role": "user", "content": "and now?"}));
         let answer = gateway.post_with(&client(), "/v1/chat/completions", conversation.body(), &headers).await;

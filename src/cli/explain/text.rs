@@ -3,7 +3,7 @@
 use crate::cli::state::{LEGEND, LOAD, address, feed, load, title, trust, trust_notes};
 use crate::cli::table::{Paint, grouped, harmless, table};
 use crate::explain::Explanation;
-use crate::look::{Candidate, Choice};
+use crate::look::{Candidate, Choice, Prefill};
 use crate::request::Api;
 
 /// Rows of the table of blocks, unless all are asked for.
@@ -54,15 +54,29 @@ pub fn choice(c: &Choice, shown: &Explanation, paint: Paint) -> String {
     if c.candidates.is_empty() {
         return out;
     }
-    let total = c.explanation.block_hashes.len() as u64;
+    out.push_str(&format!("\n{}\n", candidates(&c.candidates, c.explanation.block_hashes.len() as u64)));
+    if c.compared > c.candidates.len() as u64 {
+        out.push_str(&format!("the best {} of {} replicas\n", c.candidates.len(), grouped(c.compared)));
+    }
+    if let Some(prefill) = &c.prefill {
+        out.push_str(&format!("\nprefill {}\n", self::prefill(prefill, paint)));
+        if !prefill.candidates.is_empty() {
+            out.push_str(&format!("\n{}\n", candidates(&prefill.candidates, c.explanation.block_hashes.len() as u64)));
+        }
+    }
+    out
+}
+
+/// Replicas in the order of their cost, of a prompt of so many blocks.
+fn candidates(list: &[Candidate], total: u64) -> String {
     let mut headers = vec!["replica", "trust", "blocks", "uncached", "cost", "prefill", "load", "crowd"];
     // Few requests are for an adapter.
-    let adapter = c.candidates.iter().any(|r| r.adapter.is_some());
+    let adapter = list.iter().any(|r| r.adapter.is_some());
     if adapter {
         headers.extend(["adapter", "loading"]);
     }
     headers.extend(LOAD);
-    let rows = c.candidates.iter().map(|r| {
+    let rows = list.iter().map(|r| {
         let mut row = vec![
             address(&r.address, r.rank),
             trust(&r.trust, &r.trust_reason),
@@ -79,11 +93,23 @@ pub fn choice(c: &Choice, shown: &Explanation, paint: Paint) -> String {
         row.extend(load(&r.load));
         row
     });
-    out.push_str(&format!("\n{}\n", table(&headers, 2, rows).trim_fmt()));
-    if c.compared > c.candidates.len() as u64 {
-        out.push_str(&format!("the best {} of {} replicas\n", c.candidates.len(), grouped(c.compared)));
+    table(&headers, 2, rows).trim_fmt()
+}
+
+/// Who prefills.
+fn prefill(prefill: &Prefill, paint: Paint) -> String {
+    let (uncached, from) = (grouped(prefill.uncached_tokens), grouped(prefill.from));
+    match &prefill.pick {
+        Some(pick) => {
+            format!("{}: {uncached} tokens are not cached above, and {from} are worth it", paint.bold(&harmless(pick)))
+        }
+        None if prefill.uncached_tokens < prefill.from => {
+            format!(
+                "where it is answered: {uncached} tokens are not cached there, {from} would be worth another replica"
+            )
+        }
+        None => "where it is answered: no replica is there for it, or policy.remote_prefill is 0".to_owned(),
     }
-    out
 }
 
 /// What the columns of all these tables mean; empty where there is none.
@@ -300,6 +326,17 @@ mod tests {
             of_adapter.contains("served") && of_adapter.contains(" 512 ") && of_adapter.contains("policy.adapter"),
             "{of_adapter}"
         );
+
+        let list = vec![candidate("10.0.0.7:8000", 1, [6.0, 0.0, 0.0])];
+        let apart = Prefill { pick: Some("10.0.0.7:8000".into()), uncached_tokens: 20, from: 16, candidates: list };
+        c.prefill = Some(apart);
+        let text = choice(&c, &shown, Paint::plain());
+        let expected = "\nprefill 10.0.0.7:8000: 20 tokens are not cached above, and 16 are worth it\n\nreplica ";
+        assert!(text.contains(expected), "{text}");
+        c.prefill = Some(Prefill { uncached_tokens: 3, from: 16, ..Prefill::default() });
+        let text = choice(&c, &shown, Paint::plain());
+        assert!(text.contains("\nprefill where it is answered: 3 tokens are not cached there"), "{text}");
+        c.prefill = None;
 
         c.explanation.no_key = Some(Reason { reason: "model_off".into(), detail: String::new() });
         (c.candidates, c.pick) = (Vec::new(), None);
