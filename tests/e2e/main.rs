@@ -21,6 +21,7 @@ mod ranks;
 mod receipts;
 mod reload;
 mod rollout;
+mod simulated;
 mod slices;
 mod steering;
 mod tenants;
