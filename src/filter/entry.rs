@@ -1,4 +1,5 @@
 //! What Envoy calls. Thin: every decision is made by the modules beside this one.
+#![cfg_attr(feature = "library", allow(dead_code))]
 
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -19,6 +20,7 @@ use crate::config::{Config, Role};
 use crate::feed::slots::ingest::janitor;
 use crate::pack::{Pack, embedded};
 
+#[cfg(not(feature = "library"))]
 proxy_wasm::main! {{
     proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Info);
     proxy_wasm::set_root_context(|id| Box::new(Root::new(id)));

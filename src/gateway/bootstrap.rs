@@ -62,6 +62,8 @@ pub struct Bootstrap {
     pub retries: u32,
     /// Longest wait for a response, in seconds; 0: no bound.
     pub route_timeout_s: u32,
+    /// Envoy measures how long the turns of its event loops take.
+    pub dispatcher_stats: bool,
     /// Listeners by LDS and the router's configuration by ECDS, from files that [`super::Envoy::update`] rewrites.
     pub dynamic: bool,
     /// A proxy-wasm module to stand where the filter would, with [`Balancing::WithoutFilter`]: to measure what any
@@ -134,6 +136,7 @@ impl Default for Bootstrap {
             drain_time_s: 600,
             health_path: Some("/health".into()),
             buffer_limit: None,
+            dispatcher_stats: false,
             retries: 2,
             route_timeout_s: 0,
             dynamic: false,
@@ -204,6 +207,9 @@ impl Bootstrap {
                 "typed_config": typed("envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig", json!({"max_active_downstream_connections": 50000})),
             }]},
         });
+        if self.dispatcher_stats {
+            bootstrap["enable_dispatcher_stats"] = true.into();
+        }
         if self.dynamic {
             bootstrap["dynamic_resources"] = json!({"lds_config": path_source(dir, "lds.json")});
         } else {
