@@ -93,10 +93,16 @@ pub struct Compact {
 }
 
 /// What words are looked up and merged in.
-#[derive(Default)]
 struct Scratch {
     words: Words,
     merging: Merging,
+    room: run::Room,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Scratch { words: Words::default(), merging: Merging::default(), room: run::NO_IDS }
+    }
 }
 
 #[derive(Default)]

@@ -285,16 +285,16 @@ fn take_words(
 ) -> Stop {
     let scanner = compact.header.scanner;
     let text = piece.text;
-    let mut room: Room = [0; ROOM + IDS];
     while *at < text.len() {
         if *budget == 0 {
             return Stop::Budget;
         }
         if compact.common {
-            let mut next = common_words(scanner, &scratch.words, text, *at, *budget, &mut room, out);
+            let Scratch { words, room, .. } = scratch;
+            let mut next = common_words(scanner, words, text, *at, *budget, room, out);
             if next == *at && piece.last && text.len() - next < 16 {
                 let known = common::last_word(scanner, text.get(next..).unwrap_or_default());
-                let known = known.and_then(|(key, len)| Some((scratch.words.get(key)?, len)));
+                let known = known.and_then(|(key, len)| Some((words.get(key)?, len)));
                 if let Some(((ids, count), len)) = known {
                     out.extend(ids.iter().take(count));
                     next += len;
@@ -319,9 +319,11 @@ fn take_words(
     Stop::End
 }
 
-/// Room for ids, so that most of them are written without a look at how much there is.
+/// Ids that are given out at a time: most of them are written without a look at how much room there is.
 const ROOM: usize = 256;
-type Room = [TokenId; ROOM + IDS];
+pub type Room = [TokenId; ROOM + IDS];
+/// A room, whatever is in it.
+pub const NO_IDS: Room = [0; ROOM + IDS];
 
 /// Takes words as long as they are common ones that are known. Gives where the next one begins.
 #[inline(always)]
