@@ -55,6 +55,7 @@ pub mod explain;
 pub mod feed;
 pub mod filter;
 pub mod index;
+mod lanes;
 pub mod look;
 pub mod nokey;
 pub mod pack;

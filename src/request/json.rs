@@ -13,6 +13,7 @@ mod string;
 mod value;
 
 pub use parse::{Fault, JsonError, MAX_DEPTH, Parsing, parse, parse_part, parse_within};
+pub use string::plain_prefix;
 pub use value::{Json, JsonMap, JsonSeq, Text};
 
 /// `json.dumps(value, ensure_ascii=False)`

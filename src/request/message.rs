@@ -30,8 +30,11 @@ pub fn conversation(
     let mut out = Vec::with_capacity(messages.len());
     let mut media = Media::default();
     for message in messages {
-        let message = message.as_map().ok_or_else(|| bad("messages: an entry is no object"))?;
-        let converted = convert(message, as_built, format, profile, &mut media)?;
+        let map = message.as_map().ok_or_else(|| bad("messages: an entry is no object"))?;
+        let converted = match stays(map, format, profile) {
+            true => message.clone(),
+            false => convert(map, as_built, format, profile, &mut media)?,
+        };
         json::budget::check()?;
         media.originals.push((out.len(), media.pending.take()));
         out.push(converted);
@@ -47,6 +50,20 @@ pub fn conversation(
     }
     let with_media = (format == ContentFormat::OpenAi).then_some(with_media);
     Ok(Conversation { messages: out, has_media: true, with_media })
+}
+
+/// Whether a message is already as [`convert`] would make it: only a role and a text. Most are, and are shared.
+fn stays(message: &JsonMap, format: ContentFormat, profile: &Profile) -> bool {
+    let mut entries = message.iter();
+    let (Some((first, role)), Some((second, Json::Str(_))), None) = (entries.next(), entries.next(), entries.next())
+    else {
+        return false;
+    };
+    let role = match role.as_str() {
+        Some("developer") | None => false,
+        Some(role) => role != "system" || !profile.strips_billing,
+    };
+    role && format == ContentFormat::String && first.as_str() == "role" && second.as_str() == "content"
 }
 
 /// Whether any message has a part that is neither text nor a reference to a tool.

@@ -141,7 +141,7 @@ fn add_filters(env: &mut Environment<'static>) {
         let args = args.into_values();
         let (args, kwargs) = split_kwargs(&args)?;
         let chars = match args {
-            [] => kwargs.get::<Option<Value>>("chars")?,
+            [] => kwargs.get("chars")?,
             [chars] => Some(chars.clone()),
             _ => return Err(Error::from(ErrorKind::TooManyArguments)),
         };
@@ -174,14 +174,14 @@ fn to_json(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     // transformers' order of the arguments.
     let argument = |at: usize, name: &str| match args.get(at) {
         Some(value) => Ok(Some(value.clone())),
-        None => kwargs.get::<Option<Value>>(name),
+        None => kwargs.get(name),
     };
     if let Some(flag) = argument(0, "ensure_ascii")? {
         style.ensure_ascii = flag.is_true();
     }
     if let Some(indent) = argument(1, "indent")?.filter(|indent| !indent.is_none()) {
         // json.dumps changes the default separator together with the indent.
-        style.item_separator = ",".to_owned();
+        style.item_separator = ",".into();
         style.indent = Some(match (indent.as_str(), indent.kind()) {
             (Some(text), _) => text.to_owned(),
             (None, ValueKind::Bool) => " ".repeat(usize::from(indent.is_true())),
@@ -194,7 +194,7 @@ fn to_json(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
             let item = separators.get_item(&Value::from(at))?;
             item.as_str().map(str::to_owned).ok_or_else(|| invalid("tojson: separators are no pair of strings"))
         };
-        (style.item_separator, style.key_separator) = (text(0)?, text(1)?);
+        (style.item_separator, style.key_separator) = (text(0)?.into(), text(1)?.into());
     }
     if let Some(flag) = argument(3, "sort_keys")? {
         style.sort_keys = flag.is_true();
@@ -211,7 +211,7 @@ fn join(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let (args, kwargs) = split_kwargs(&args)?;
     let argument = |at: usize, name: &str| match args.get(at) {
         Some(value) => Ok(Some(value.clone())),
-        None => kwargs.get::<Option<Value>>(name),
+        None => kwargs.get(name),
     };
     let (separator, attribute) = (argument(0, "d")?, argument(1, "attribute")?);
     kwargs.assert_all_used()?;
@@ -235,7 +235,7 @@ fn default(value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let (args, kwargs) = split_kwargs(&args)?;
     let argument = |at: usize, name: &str| match args.get(at) {
         Some(value) => Ok(Some(value.clone())),
-        None => kwargs.get::<Option<Value>>(name),
+        None => kwargs.get(name),
     };
     let (other, boolean) = (argument(0, "default_value")?, argument(1, "boolean")?);
     kwargs.assert_all_used()?;

@@ -54,7 +54,7 @@ impl Template {
     pub fn render(&self, variables: Variables, clock: Clock) -> Result<String, RenderError> {
         fuel::fill(variables.steps);
         let template = self.env.get_template(NAME).map_err(RenderError::of)?;
-        let mut text = Text { bytes: Vec::with_capacity(variables.text_bytes), most: variables.most_text_bytes() };
+        let mut text = Text { text: String::with_capacity(variables.text_bytes), most: variables.most_text_bytes() };
         let root = Value::from_object(Root { variables, clock });
         template.render_captured_to(root, &mut text).map_err(|error| match text.is_full() {
             true => RenderError::new(format!("the template prints more than {} bytes", text.most)),
@@ -63,7 +63,7 @@ impl Template {
         if fuel::is_exhausted() {
             return Err(RenderError::new("the template reads too many items".to_owned()));
         }
-        String::from_utf8(text.bytes).map_err(|error| RenderError::new(error.to_string()))
+        Ok(text.text)
     }
 }
 
@@ -101,20 +101,22 @@ impl fmt::Display for RenderError {
 /// The text under way. It begins with the room that it will probably need, since to grow by doubling would take
 /// three times the text, and ends at a bound.
 struct Text {
-    bytes: Vec<u8>,
+    text: String,
     most: usize,
 }
 
 impl Text {
     /// Whether it came to its bound.
     fn is_full(&self) -> bool {
-        self.bytes.len() > self.most
+        self.text.len() > self.most
     }
 }
 
 impl std::io::Write for Text {
     fn write(&mut self, part: &[u8]) -> std::io::Result<usize> {
-        self.bytes.extend_from_slice(part);
+        // The engine hands over whole strings.
+        let text = simdutf8::basic::from_utf8(part).map_err(|_| std::io::ErrorKind::InvalidData)?;
+        self.text.push_str(text);
         match self.is_full() {
             true => Err(std::io::ErrorKind::OutOfMemory.into()),
             false => Ok(part.len()),
@@ -200,7 +202,8 @@ impl Variables {
     fn place(&self, name: &str) -> Option<usize> {
         match &self.index {
             Some(index) => index.get(name).copied(),
-            None => self.list.iter().position(|(known, _)| **known == *name),
+            // The last ones, `messages` among them, are those that templates ask for most.
+            None => self.list.iter().rposition(|(known, _)| **known == *name),
         }
     }
 

@@ -20,11 +20,26 @@ pub fn rstrip(text: &str) -> &str {
     text.trim_end_matches(is_space)
 }
 
+/// Keyword arguments, if there are any: most calls have none, and pay for none.
+pub struct Named(Option<Kwargs>);
+
+impl Named {
+    /// The argument of this name.
+    pub fn get(&self, name: &str) -> Result<Option<Value>, Error> {
+        self.0.as_ref().map_or(Ok(None), |kwargs| kwargs.get::<Option<Value>>(name))
+    }
+
+    /// An error when there is one that nobody asked for.
+    pub fn assert_all_used(&self) -> Result<(), Error> {
+        self.0.as_ref().map_or(Ok(()), Kwargs::assert_all_used)
+    }
+}
+
 /// Splits keyword arguments off.
-pub fn split_kwargs(args: &[Value]) -> Result<(&[Value], Kwargs), Error> {
+pub fn split_kwargs(args: &[Value]) -> Result<(&[Value], Named), Error> {
     match args.split_last() {
-        Some((last, rest)) if last.is_kwargs() => Ok((rest, Kwargs::try_from(last.clone())?)),
-        _ => Ok((args, Kwargs::from_iter(std::iter::empty::<(String, Value)>()))),
+        Some((last, rest)) if last.is_kwargs() => Ok((rest, Named(Some(Kwargs::try_from(last.clone())?)))),
+        _ => Ok((args, Named(None))),
     }
 }
 
@@ -39,7 +54,7 @@ fn invalid(detail: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 /// Arguments of a method, as Python would take them.
 struct Args<'a> {
     positional: &'a [Value],
-    kwargs: Kwargs,
+    kwargs: Named,
 }
 
 impl Args<'_> {
@@ -47,7 +62,7 @@ impl Args<'_> {
         match self.positional.get(at) {
             Some(value) => Ok(Some(value.clone())),
             None if name.is_empty() => Ok(None),
-            None => self.kwargs.get::<Option<Value>>(name),
+            None => self.kwargs.get(name),
         }
     }
 

@@ -123,15 +123,15 @@ impl State {
     }
 }
 
-/// Objects have the key that the next value belongs to.
+/// An array or object that is not at its end.
 #[derive(Debug)]
 enum Open {
     /// Its items stand from here on.
     Seq(usize),
     /// One of many items, and what each of them costs.
     LongSeq(Vec<Json>, usize),
-    /// Its entries stand from here on.
-    Map(usize, Text),
+    /// Its entries stand from here on; the last one has its key already, and waits for its value.
+    Map(usize),
     LargeMap(JsonMap, Text),
 }
 
@@ -202,7 +202,7 @@ impl<'a> Parser<'a> {
                         self.put_item(value)?;
                         self.close(b']', "expected ',' or ']'")?
                     }
-                    Some(Open::Map(..) | Open::LargeMap(..)) => {
+                    Some(Open::Map(_) | Open::LargeMap(..)) => {
                         self.put_entry(value)?;
                         self.close(b'}', "expected ',' or '}'")?
                     }
@@ -268,15 +268,20 @@ impl<'a> Parser<'a> {
                 map.insert(std::mem::replace(key, Text::from("")), value);
                 self.take(budget::ENTRY * budget::GROWING + size_of::<u64>() * budget::GROWING)
             }
-            Some(Open::Map(base, key)) => {
-                let (base, key) = (*base, std::mem::replace(key, Text::from("")));
+            Some(Open::Map(base)) => {
+                let base = *base;
                 let entries = &mut self.state.entries;
-                let known = entries.get_mut(base..).unwrap_or_default().iter_mut().find(|(name, _)| *name == key);
-                match known {
-                    Some((_, old)) => *old = value,
-                    None => entries.push((key, value)),
+                let here = entries.get_mut(base..).unwrap_or_default();
+                if let Some(((key, waiting), before)) = here.split_last_mut() {
+                    match before.iter_mut().find(|(name, _)| name.is(key.as_str())) {
+                        None => *waiting = value,
+                        Some((_, old)) => {
+                            *old = value;
+                            entries.pop();
+                        }
+                    }
                 }
-                if entries.len() - base >= JsonMap::SEARCHED_KEYS {
+                if entries.len().saturating_sub(base) >= JsonMap::SEARCHED_KEYS {
                     let map = JsonMap::from_entries(entries.split_off(base));
                     if let Some(open) = self.state.open.last_mut() {
                         *open = Open::LargeMap(map, Text::from(""));
@@ -296,7 +301,7 @@ impl<'a> Parser<'a> {
                 items.shrink_to_fit();
                 Json::Seq(Arc::new(JsonSeq(items)))
             }
-            Open::Map(base, _) => Json::Map(Arc::new(JsonMap::from_entries(self.state.entries.split_off(base)))),
+            Open::Map(base) => Json::Map(Arc::new(JsonMap::from_entries(self.state.entries.split_off(base)))),
             Open::LargeMap(mut map, _) => {
                 map.shrink_to_fit();
                 Json::Map(Arc::new(map))
@@ -315,10 +320,7 @@ impl<'a> Parser<'a> {
         }
         self.space();
         if bracket == b'}' {
-            let next = self.key()?;
-            if let Some(Open::Map(_, key) | Open::LargeMap(_, key)) = self.state.open.last_mut() {
-                *key = next;
-            }
+            self.key()?;
         }
         Ok(None)
     }
@@ -329,15 +331,18 @@ impl<'a> Parser<'a> {
             return Ok(self.rest_of_string(limit)?.map(Json::Str));
         }
         match self.peek() {
-            Some(b'"') => Ok(self.string(limit)?.map(Json::Str)),
+            Some(b'"') => match self.plain_string()? {
+                Some(text) => Ok(Some(Json::Str(Text::from(text)))),
+                None => Ok(self.string_with_escapes(limit)?.map(Json::Str)),
+            },
             Some(b'{') => {
                 self.enter()?;
                 if self.eat(b'}') {
                     return Ok(Some(Json::empty_map()));
                 }
                 self.take(budget::MAP)?;
-                let key = self.key()?;
-                self.state.open.push(Open::Map(self.state.entries.len(), key));
+                self.state.open.push(Open::Map(self.state.entries.len()));
+                self.key()?;
                 Ok(None)
             }
             Some(b'[') => {
@@ -368,18 +373,34 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// A key and the colon after it.
-    fn key(&mut self) -> Result<Text, JsonError> {
+    /// A key of the innermost object, and the colon after it.
+    #[inline]
+    fn key(&mut self) -> Result<(), JsonError> {
         if self.peek() != Some(b'"') {
             return Err(self.error("expected a key"));
         }
-        let key = self.string(usize::MAX)?.unwrap_or_else(|| Text::from(""));
+        // Each move of a text costs some nanoseconds: it is made where it stays.
+        match self.plain_string()? {
+            Some(key) => self.put_key(Text::from(key)),
+            None => {
+                let key = self.string_with_escapes(usize::MAX)?.unwrap_or_else(|| Text::from(""));
+                self.put_key(key);
+            }
+        }
         self.space();
         if !self.eat(b':') {
             return Err(self.error("expected ':'"));
         }
         self.space();
-        Ok(key)
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn put_key(&mut self, next: Text) {
+        match self.state.open.last_mut() {
+            Some(Open::LargeMap(_, key)) => *key = next,
+            _ => self.state.entries.push((next, Json::Null)),
+        }
     }
 
     fn digits(&mut self) -> usize {
@@ -437,23 +458,36 @@ impl<'a> Parser<'a> {
         Ok(Json::BigInt(text))
     }
 
-    /// A string; the parser stands at its opening quote. `None`: it goes on beyond the limit.
-    fn string(&mut self, limit: usize) -> Result<Option<Text>, JsonError> {
-        self.state.at += 1;
-        let start = self.state.at;
-        let rest = self.bytes.get(start..).unwrap_or_default();
-        self.state.at += plain_prefix(rest);
-        self.at_special()?;
-        let plain = self.bytes.get(start..self.state.at).unwrap_or_default();
-        if self.peek() == Some(b'"') {
-            let text = Text::from(self.utf8(plain)?);
-            self.state.at += 1;
-            self.take(text.overhead())?;
-            return Ok(Some(text));
+    /// A string without escapes; the parser stands at its opening quote. `None`: it has some, and the parser still
+    /// stands there.
+    #[inline]
+    fn plain_string(&mut self) -> Result<Option<&'a str>, JsonError> {
+        let quote = self.state.at;
+        let rest = self.bytes.get(quote + 1..).unwrap_or_default();
+        let len = plain_prefix(rest);
+        let (plain, tail) = rest.split_at_checked(len).unwrap_or_default();
+        self.state.at = quote + 1 + len;
+        match tail.first() {
+            Some(b'"') => {
+                let text = self.utf8(plain)?;
+                self.state.at += 1;
+                self.take(Text::overhead_of(text))?;
+                Ok(Some(text))
+            }
+            Some(b'\\') => {
+                self.state.at = quote;
+                Ok(None)
+            }
+            _ => self.at_special().map(|()| None),
         }
+    }
+
+    /// Any string; the parser stands at its opening quote. `None`: it goes on beyond the limit.
+    #[inline(never)]
+    fn string_with_escapes(&mut self, limit: usize) -> Result<Option<Text>, JsonError> {
+        self.state.at += 1;
         let mut out = std::mem::take(&mut self.state.scratch);
         out.clear();
-        out.extend(plain);
         self.state.string = Some(out);
         self.rest_of_string(limit)
     }
@@ -466,7 +500,7 @@ impl<'a> Parser<'a> {
             return Ok(None);
         }
         let text = Text::from(self.utf8(out.bytes())?);
-        self.take(text.overhead())?;
+        self.take(Text::overhead_of(text.as_str()))?;
         // Kept for the next string, unless one long string would hold the memory for the rest of the body.
         if out.capacity() <= 64 * 1024 {
             self.state.scratch = out;
@@ -476,7 +510,7 @@ impl<'a> Parser<'a> {
 
     /// Only strings hold other bytes than those of ASCII, so this is where they are looked at, once.
     fn utf8<'b>(&self, string: &'b [u8]) -> Result<&'b str, JsonError> {
-        std::str::from_utf8(string).map_err(|_| self.error("invalid UTF-8 in the string before"))
+        simdutf8::basic::from_utf8(string).map_err(|_| self.error("invalid UTF-8 in the string before"))
     }
 
     /// After bytes that stand for themselves.

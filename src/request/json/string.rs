@@ -1,4 +1,9 @@
-//! The bytes of strings, eight at a time.
+//! The bytes of strings, sixteen at a time.
+
+use crate::lanes::Lanes;
+
+/// Bytes at a time.
+const WIDTH: usize = 16;
 
 /// A string with escapes, as far as it is read. Its bytes are not yet known to be UTF-8.
 #[derive(Debug, Default)]
@@ -31,28 +36,31 @@ impl Unescaped {
         self.0.capacity()
     }
 
-    /// Adds bytes.
-    pub fn extend(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
-    }
-
     /// Adds a character.
     pub fn push(&mut self, c: char) {
-        self.0.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+        let mut bytes = [0; 4];
+        let len = c.encode_utf8(&mut bytes).len();
+        // Stored whole, as in `read`.
+        self.0.extend_from_slice(&bytes);
+        self.0.truncate((self.0.len() + len).saturating_sub(bytes.len()));
     }
 
-    /// Adds what `text` stands for, up to a stop: bytes that stand for themselves, and escapes of one letter that begin
-    /// before `limit`. Returns how much of `text` that was.
+    /// Adds what `text` stands for, up to a stop: bytes that stand for themselves, and escapes that begin before `limit`
+    /// and are of one letter or one code point. Returns how much of `text` that was.
     pub fn read(&mut self, text: &[u8], limit: usize) -> (usize, Stop) {
         let mut at = 0;
         loop {
-            let word = text.get(at..).and_then(<[u8]>::first_chunk::<8>);
-            let plain = match word {
-                Some(word) => {
+            let plain = match text.get(at..).and_then(<[u8]>::first_chunk::<WIDTH>) {
+                Some(bytes) => {
+                    if self.0.capacity() - self.0.len() < WIDTH {
+                        // In large steps, as growing moves all of it; never beyond what is left of the body.
+                        let more = self.0.len().saturating_mul(3).saturating_add(1024);
+                        self.0.reserve(more.min(text.len() - at).max(WIDTH));
+                    }
                     // Stored whole, which costs less than to copy what is wanted of it.
-                    self.0.extend_from_slice(word);
-                    let plain = plain_in(*word);
-                    self.0.truncate(self.0.len().saturating_sub(8 - plain));
+                    self.0.extend_from_slice(bytes);
+                    let plain = plain_in(bytes);
+                    self.0.truncate(self.0.len().saturating_sub(WIDTH - plain));
                     plain
                 }
                 None => {
@@ -63,62 +71,80 @@ impl Unescaped {
                 }
             };
             at += plain;
-            if plain == 8 {
+            if plain == WIDTH {
                 continue;
             }
             match text.get(at) {
                 Some(b'"') => return (at, Stop::Quote),
-                Some(b'\\') if at < limit => match text.get(at + 1).map_or(0, |letter| simple_escape(*letter)) {
-                    0 => return (at, Stop::Backslash),
-                    byte => self.0.push(byte),
+                Some(b'\\') if at < limit => match text.get(at + 1).copied().unwrap_or_default() {
+                    b'u' => match text.get(at + 2..).and_then(code_point) {
+                        Some(c) => {
+                            self.push(c);
+                            at += 6;
+                        }
+                        None => return (at, Stop::Backslash),
+                    },
+                    letter => match simple_escape(letter) {
+                        0 => return (at, Stop::Backslash),
+                        byte => {
+                            self.0.push(byte);
+                            at += 2;
+                        }
+                    },
                 },
                 Some(b'\\') => return (at, Stop::Backslash),
                 _ => return (at, Stop::Other),
             }
-            at += 2;
         }
     }
 }
 
-/// What a letter after a backslash stands for; 0: nothing, or more letters follow.
-fn simple_escape(letter: u8) -> u8 {
-    match letter {
-        b'"' | b'\\' | b'/' => letter,
-        b'b' => 8,
-        b'f' => 12,
-        b'n' => b'\n',
-        b'r' => b'\r',
-        b't' => b'\t',
-        _ => 0,
+/// The character of four digits, unless it is one of a pair.
+#[inline]
+fn code_point(text: &[u8]) -> Option<char> {
+    let mut code = 0;
+    for digit in text.first_chunk::<4>()? {
+        code = code << 4 | char::from(*digit).to_digit(16)?;
     }
+    char::from_u32(code)
 }
+
+/// What a letter after a backslash stands for; 0: nothing, or more letters follow.
+#[inline(always)]
+fn simple_escape(letter: u8) -> u8 {
+    SIMPLE.get(usize::from(letter)).copied().unwrap_or_default()
+}
+
+#[allow(clippy::indexing_slicing)] // while compiling
+const SIMPLE: [u8; 256] = {
+    let mut table = [0; 256];
+    let pairs = [*b"\"\"", *b"\\\\", *b"//", *b"b\x08", *b"f\x0c", *b"n\n", *b"r\r", *b"t\t"];
+    let mut at = 0;
+    while at < pairs.len() {
+        let [letter, byte] = pairs[at];
+        table[letter as usize] = byte;
+        at += 1;
+    }
+    table
+};
 
 /// How many bytes from the start are none of `"`, `\` and control characters.
 pub fn plain_prefix(bytes: &[u8]) -> usize {
     let mut passed = 0;
-    while let Some(word) = bytes.get(passed..).and_then(<[u8]>::first_chunk::<8>) {
-        let plain = plain_in(*word);
+    while let Some(some) = bytes.get(passed..).and_then(<[u8]>::first_chunk::<WIDTH>) {
+        let plain = plain_in(some);
         passed += plain;
-        if plain < 8 {
+        if plain < WIDTH {
             return passed;
         }
     }
     passed + plain_bytes(bytes.get(passed..).unwrap_or_default())
 }
 
-/// The same of eight bytes.
-fn plain_in(word: [u8; 8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x8080_8080_8080_8080;
-    let word = u64::from_le_bytes(word);
-    let quote = word ^ (ONES * b'"' as u64);
-    let backslash = word ^ (ONES * b'\\' as u64);
-    // The lowest marked byte is always right; a borrow can only mark bytes above it.
-    let marked = (word.wrapping_sub(ONES * 0x20) & !word)
-        | (quote.wrapping_sub(ONES) & !quote)
-        | (backslash.wrapping_sub(ONES) & !backslash);
-    // No byte marked: 64 zeros.
-    ((marked & HIGH).trailing_zeros() >> 3) as usize
+/// The same of sixteen bytes.
+#[inline(always)]
+fn plain_in(bytes: &[u8; WIDTH]) -> usize {
+    (Lanes::of(bytes).json_stops() | 1 << WIDTH).trailing_zeros() as usize
 }
 
 /// The same, one at a time.
@@ -131,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn eight_at_a_time_come_to_the_same_as_one() {
+    fn sixteen_at_a_time_come_to_the_same_as_one() {
         let mut random = 7u64;
         let mut byte = move || {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -144,7 +170,11 @@ mod tests {
             }
         };
         for round in 0..6000 {
-            let text: Vec<u8> = (0..round % 41).map(|_| byte()).collect();
+            let mut text: Vec<u8> = (0..round % 67).map(|_| byte()).collect();
+            if round % 3 == 0 {
+                let escape = ["\\u00e9", "\\u1F6a", "\\ud83d\\ude00", "\\u12", "\\u+123", "\\u12g4"][round / 3 % 6];
+                text.splice(text.len() / 2..text.len() / 2, escape.bytes());
+            }
             assert_eq!(plain_prefix(&text), plain_bytes(&text), "{text:?}");
             let limit = round % 50;
             let (mut expected, mut at) = (b"before".to_vec(), 0);
@@ -156,6 +186,14 @@ mod tests {
                             expected.push(byte);
                             at += 2;
                         }
+                        Some(0) if at < limit && text[at + 1] == b'u' => {
+                            let digits = text.get(at + 2..at + 6).and_then(|digits| std::str::from_utf8(digits).ok());
+                            let digits = digits.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+                            let code = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+                            let Some(c) = code.and_then(char::from_u32) else { break Stop::Backslash };
+                            expected.extend(c.to_string().bytes());
+                            at += 6;
+                        }
                         _ => break Stop::Backslash,
                     },
                     None | Some(..=0x1f) => break Stop::Other,
@@ -166,7 +204,7 @@ mod tests {
                 }
             };
             let mut out = Unescaped::default();
-            out.extend(b"before");
+            "before".chars().for_each(|c| out.push(c));
             assert_eq!(out.read(&text, limit), (at, stop), "{text:?}");
             assert_eq!(out.bytes(), expected, "{text:?}");
             out.push('\u{1f600}');

@@ -18,9 +18,17 @@ impl Text {
         self.0.as_str().unwrap_or_default()
     }
 
-    /// What it takes besides its bytes and its place; short ones have room in it.
-    pub fn overhead(&self) -> usize {
-        if self.as_str().len() > 22 { budget::STRING } else { 0 }
+    /// Whether it is `other`. For keys: they are short, and a call to compare them would cost more than comparing.
+    #[inline]
+    pub fn is(&self, other: &str) -> bool {
+        let text = self.as_str();
+        text.len() == other.len() && text.bytes().zip(other.bytes()).all(|(a, b)| a == b)
+    }
+
+    /// What such a text takes besides its bytes and its place; short ones have room in it.
+    #[inline]
+    pub fn overhead_of(text: &str) -> usize {
+        if text.len() > 22 { budget::STRING } else { 0 }
     }
 
     /// The string as a template value, without a copy.
@@ -237,7 +245,7 @@ impl JsonMap {
     fn place(&self, key: &str) -> Option<usize> {
         match &self.index {
             Some(index) => index.find(&self.entries, key),
-            None => self.entries.iter().position(|(name, _)| name.as_str() == key),
+            None => self.entries.iter().position(|(name, _)| name.is(key)),
         }
     }
 

@@ -1,12 +1,13 @@
 //! `json.dumps(value, ensure_ascii=False)` as transformers registers it under the name `tojson`.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use minijinja::value::{Value, ValueKind};
 
 use super::super::object::Number;
 use super::float_text;
-use crate::request::json::{Json, JsonMap, JsonSeq};
+use crate::request::json::{Json, JsonMap, JsonSeq, plain_prefix};
 
 /// The arguments of `json.dumps`.
 #[derive(Clone, Debug)]
@@ -16,9 +17,9 @@ pub struct JsonStyle {
     /// What one level of indentation adds; `None` puts everything into one line.
     pub indent: Option<String>,
     /// Between items. With an indent the line break follows it.
-    pub item_separator: String,
+    pub item_separator: Cow<'static, str>,
     /// Between key and value.
-    pub key_separator: String,
+    pub key_separator: Cow<'static, str>,
     /// Keys in order of their code points.
     pub sort_keys: bool,
 }
@@ -28,8 +29,8 @@ impl Default for JsonStyle {
         JsonStyle {
             ensure_ascii: false,
             indent: None,
-            item_separator: ", ".to_owned(),
-            key_separator: ": ".to_owned(),
+            item_separator: Cow::Borrowed(", "),
+            key_separator: Cow::Borrowed(": "),
             sort_keys: false,
         }
     }
@@ -217,10 +218,28 @@ impl Writer<'_> {
     }
 
     fn string(&mut self, text: &str) {
+        if self.style.ensure_ascii {
+            return self.ascii_string(text);
+        }
+        self.out.push('"');
+        let mut rest = text;
+        loop {
+            // What ends a run in JSON text is what is escaped here.
+            let (plain, tail) = rest.split_at_checked(plain_prefix(rest.as_bytes())).unwrap_or((rest, ""));
+            self.out.push_str(plain);
+            let mut chars = tail.chars();
+            let Some(c) = chars.next() else { break };
+            self.escape(c);
+            rest = chars.as_str();
+        }
+        self.out.push('"');
+    }
+
+    fn ascii_string(&mut self, text: &str) {
         self.out.push('"');
         let mut plain = 0;
         for (at, byte) in text.bytes().enumerate() {
-            let special = byte < 0x20 || byte == b'"' || byte == b'\\' || (self.style.ensure_ascii && byte >= 0x7f);
+            let special = byte < 0x20 || byte == b'"' || byte == b'\\' || byte >= 0x7f;
             if !special || at < plain {
                 continue;
             }

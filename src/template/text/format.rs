@@ -1,8 +1,9 @@
 //! `str.format` for what templates use of it: positions, names, `!r` and `!s`, and plain format specifications.
 
-use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+use super::Named;
 use crate::template::python::{write_value_repr, write_value_str};
 
 fn invalid(detail: &'static str) -> Error {
@@ -10,7 +11,7 @@ fn invalid(detail: &'static str) -> Error {
 }
 
 /// `text.format(*args, **kwargs)`
-pub fn format(text: &str, args: &[Value], kwargs: &Kwargs) -> Result<String, Error> {
+pub fn format(text: &str, args: &[Value], kwargs: &Named) -> Result<String, Error> {
     let (mut out, mut next) = (String::new(), 0usize);
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
@@ -28,7 +29,7 @@ pub fn format(text: &str, args: &[Value], kwargs: &Kwargs) -> Result<String, Err
     Ok(out)
 }
 
-fn one(field: &str, args: &[Value], kwargs: &Kwargs, next: &mut usize) -> Result<String, Error> {
+fn one(field: &str, args: &[Value], kwargs: &Named, next: &mut usize) -> Result<String, Error> {
     let (head, spec) = field.split_once(':').unwrap_or((field, ""));
     let (name, conversion) = head.split_once('!').unwrap_or((head, ""));
     let value = if name.is_empty() {
@@ -37,7 +38,7 @@ fn one(field: &str, args: &[Value], kwargs: &Kwargs, next: &mut usize) -> Result
     } else if let Ok(at) = name.parse::<usize>() {
         args.get(at).cloned()
     } else if name.chars().all(|c| c.is_alphanumeric() || c == '_') {
-        kwargs.get::<Option<Value>>(name)?
+        kwargs.get(name)?
     } else {
         return Err(invalid("a format field that looks into its value"));
     };

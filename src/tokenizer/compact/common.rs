@@ -4,9 +4,9 @@
 //! [`scan`]: super::scan
 
 use super::classes::{LETTER, NUMBER, PUNCT, SPACE};
-use super::lanes::Lanes;
 use super::scan::Scanner;
 use super::words::Key;
+use crate::lanes::Lanes;
 
 /// What a byte is: a letter,
 const ABC: u8 = 1;

@@ -8,7 +8,7 @@
 //! | added tokens that are cut out first | [`super::added`] |
 //! | NFC, where the text needs it | [`nfc`] |
 //! | added tokens that are cut out after normalising | [`super::added`] |
-//! | words | `common` (most of them, over `lanes`), [`scan`] (by split patterns), [`cuts`] (where there is none), over [`classes`], [`memo`] |
+//! | words | `common` (most of them), [`scan`] (by split patterns), [`cuts`] (where there is none), over [`classes`], [`memo`] |
 //! | words seen before | [`words`] |
 //! | merges | [`few`] at a time, `stitch` for long words, over [`merge`] |
 //! | all of it, lazily and in steps | `run` |
@@ -28,7 +28,6 @@ pub mod corpus;
 pub mod cuts;
 mod ends;
 pub mod few;
-mod lanes;
 pub mod memo;
 pub mod merge;
 pub mod nfc;

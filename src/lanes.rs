@@ -1,4 +1,4 @@
-//! Sixteen bytes of text at once: which of them are letters, digits, signs, white space.
+//! Sixteen bytes of text at once: which of them are letters, digits, signs, white space, or end a run of JSON text.
 //!
 //! Each answer has one bit a byte, the first byte the lowest. Only ASCII is told; of other bytes every answer is no.
 //! With `simd128` in wasm and SSE2 natively it is some ten instructions; elsewhere, and as the twin that these are
@@ -17,6 +17,13 @@ use plain as arch;
 pub struct Lanes(arch::Bytes);
 
 impl Lanes {
+    /// Sixteen bytes.
+    #[inline(always)]
+    pub fn of(bytes: &[u8; 16]) -> Self {
+        let both = u128::from_le_bytes(*bytes);
+        Lanes::new(both as u64, (both >> 64) as u64)
+    }
+
     /// The bytes as they are in memory, in two halves.
     #[inline(always)]
     pub fn new(low: u64, high: u64) -> Self {
@@ -59,6 +66,12 @@ impl Lanes {
         arch::equal(self.0, b'/')
     }
 
+    /// `"`, `\\` and control characters: what a JSON string has no plain byte of.
+    #[inline(always)]
+    pub fn json_stops(self) -> u32 {
+        arch::json_stops(self.0)
+    }
+
     /// What else ASCII prints.
     #[inline(always)]
     pub fn signs(self) -> u32 {
@@ -93,6 +106,13 @@ mod wasm {
     pub fn equal(bytes: v128, byte: u8) -> u32 {
         u32::from(u8x16_bitmask(u8x16_eq(bytes, u8x16_splat(byte))))
     }
+
+    #[inline(always)]
+    pub fn json_stops(bytes: v128) -> u32 {
+        let marks = v128_or(u8x16_eq(bytes, u8x16_splat(b'"')), u8x16_eq(bytes, u8x16_splat(b'\\')));
+        let control = u8x16_eq(u8x16_min(bytes, u8x16_splat(0x1f)), bytes);
+        u32::from(u8x16_bitmask(v128_or(marks, control)))
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -125,6 +145,15 @@ mod x86 {
     pub fn equal(bytes: __m128i, byte: u8) -> u32 {
         unsafe { _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8))) as u32 }
     }
+
+    #[inline(always)]
+    pub fn json_stops(bytes: __m128i) -> u32 {
+        unsafe {
+            let equal = |byte: u8| _mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8));
+            let control = _mm_cmpeq_epi8(_mm_min_epu8(bytes, _mm_set1_epi8(0x1f)), bytes);
+            _mm_movemask_epi8(_mm_or_si128(_mm_or_si128(equal(b'"'), equal(b'\\')), control)) as u32
+        }
+    }
 }
 
 #[cfg(any(test, not(any(target_arch = "x86_64", all(target_arch = "wasm32", target_feature = "simd128")))))]
@@ -147,6 +176,10 @@ mod plain {
         bits(bytes, |byte| byte == other)
     }
 
+    pub fn json_stops(bytes: u128) -> u32 {
+        bits(bytes, |byte| matches!(byte, b'"' | b'\\' | 0..=0x1f))
+    }
+
     fn bits(bytes: u128, is_one: impl Fn(u8) -> bool) -> u32 {
         bytes.to_le_bytes().iter().rev().fold(0, |bits, byte| bits << 1 | u32::from(is_one(*byte)))
     }
@@ -159,7 +192,7 @@ mod tests {
     #[test]
     fn every_byte_is_told_as_the_slow_twin_tells_it() {
         for byte in 0..=255u8 {
-            for around in [0, b' ', b'/', b'a', b'Z', b'[', b'{', 0x7f, 0x80, 0xff, byte] {
+            for around in [0, b' ', b'"', b'\\', b'/', b'a', b'Z', b'[', b'{', 0x7f, 0x80, 0xff, byte] {
                 for at in [0, 7, 8, 15] {
                     let mut bytes = [around; 16];
                     bytes[at] = byte;
@@ -175,6 +208,7 @@ mod tests {
                     assert_eq!(lanes.newlines(), bits(|b| b"\r\n".contains(&b)));
                     assert_eq!(lanes.slashes(), bits(|b| b == b'/'));
                     assert_eq!(lanes.signs(), bits(|b| b.is_ascii_punctuation()));
+                    assert_eq!(lanes.json_stops(), plain::json_stops(raw));
                     assert_eq!(arch::within(lanes.0, 3, 200), plain::within(raw, 3, 200));
                     assert_eq!(arch::equal(arch::or(lanes.0, 0x11), 0x55), plain::equal(plain::or(raw, 0x11), 0x55));
                 }
