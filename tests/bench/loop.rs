@@ -11,6 +11,8 @@
 #[path = "../e2e/harness.rs"]
 #[allow(dead_code)]
 mod harness;
+#[path = "support/options.rs"]
+mod options;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -124,8 +126,16 @@ async fn part(gateway: &Arc<Gateway>, long_bytes: Option<usize>) -> Part {
     }
 }
 
+const USAGE: &str = "\
+What long prompts do to the other requests of their worker: turns of its event loop and small requests, alone, beside
+prompts of 432 KB and beside prompts of 4 MB that come without pause. Takes a minute and a half.
+
+usage: scripts/bench loop [--json]
+
+exit code: 0, or 1 when a goal was missed";
+
 fn main() -> ExitCode {
-    let json_wanted = std::env::args().any(|argument| argument == "--json");
+    let json_wanted = options::options(USAGE);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let parts = runtime.block_on(async {
         let mut setup = Setup { concurrency: 1, ..Setup::default() };

@@ -3,8 +3,7 @@
 //!
 //! The text is this project's own source and documentation as messages of a chat: code for the most part, so more
 //! tokens to the kilobyte than prose has. *First sight*: words that this VM has mostly not seen (it has seen another
-//! text of 8,000 tokens). *Seen*: the same once more. `tokenizers` is the version that packs are checked against;
-//! its engine is the same from 0.21 to 0.23.
+//! text of 8,000 tokens). *Seen*: the same once more.
 
 #[allow(dead_code)]
 mod support;
@@ -12,7 +11,7 @@ mod support;
 use std::path::Path;
 use std::process::ExitCode;
 
-use support::{Line, Rows, Spec, model_dir, pack, print};
+use support::{Line, Rows, Spec, cpu, in_envoy, model_dir, options, pack, print, progress, rival};
 
 /// This project's text: all that is written in it.
 fn text() -> String {
@@ -33,38 +32,53 @@ fn text() -> String {
     paths.iter().map(|path| std::fs::read_to_string(path).unwrap()).collect::<Vec<String>>().join("\n\n")
 }
 
-fn spec(model: &str, engine: &str, pack: &[u8], text: &str) -> Spec {
+/// `tokenizer` measures kvroute with a pack, `tokenizers` the crate of that name.
+fn spec(what: &str, model: &str, pack: &[u8], text: &str) -> Spec {
     let (open, close) = match model {
         "gemma3" => ("<start_of_turn>", "<end_of_turn>"),
         _ => ("<|im_start|>", "<|im_end|>"),
     };
-    let json = std::fs::read(model_dir(model).join("tokenizer.json")).unwrap();
-    let json = if engine == "kvroute" { Vec::new() } else { json };
-    let parts: [(&str, &[u8]); 7] = [
-        ("what", b"tokenizer"),
-        ("engine", engine.as_bytes()),
+    let json = match what {
+        "tokenizer" => Vec::new(),
+        _ => std::fs::read(model_dir(model).join("tokenizer.json")).unwrap(),
+    };
+    support::spec(&[
+        ("what", what.as_bytes()),
         ("pack", pack),
         ("tokenizer.json", &json),
         ("text", text.as_bytes()),
         ("open", open.as_bytes()),
         ("close", close.as_bytes()),
-    ];
-    Spec::new(&parts)
+    ])
 }
 
+const USAGE: &str = "\
+Text to token ids in a real Envoy, with the goal and how many times as long its rivals take: the tokenizers crate
+0.22.2 in the same Envoy and natively, fastokens natively, and kvroute natively. Takes some minutes.
+
+usage: scripts/bench tokenizer [--json]
+
+exit code: 0, or 1 when a goal was missed";
+
 fn main() -> ExitCode {
+    let json_wanted = options(USAGE);
     let text = text();
     let qwen3 = pack("qwen3");
-    let ours = spec("qwen3", "kvroute", &qwen3, &text);
-    let crates = spec("qwen3", "tokenizers", &[], &text);
-    let envoy = ours.in_envoy();
-    let native = ours.natively(&[]);
-    let crate_envoy = crates.in_envoy();
-    let crate_native = crates.natively(&[]);
+    let ours = spec("tokenizer", "qwen3", &qwen3, &text);
+    let crates = spec("tokenizers", "qwen3", &[], &text);
+    progress("kvroute in Envoy");
+    let envoy = in_envoy(&ours);
+    progress("kvroute natively");
+    let native = support::tokenizer::run(&ours, &cpu).unwrap();
+    progress("the tokenizers crate in Envoy");
+    let crate_envoy = in_envoy(&crates);
+    progress("the tokenizers crate natively");
+    let crate_native = rival(&crates, "tokenizers");
+    progress("fastokens natively");
     // scripts/bench says so when that rival could not be built.
     let fastokens = match std::env::var_os("KVROUTE_WITHOUT_FASTOKENS") {
         Some(_) => Rows::new(),
-        None => crates.natively(&["fastokens"]),
+        None => rival(&crates, "fastokens"),
     };
     let rivals: [(&'static str, &Rows); 4] = [
         ("kvroute, native", &native),
@@ -115,7 +129,8 @@ fn main() -> ExitCode {
     let sizes = [("qwen3", 3.0), ("llama3_1", 6.0), ("deepseek_v3", 3.0), ("gptoss", 10.0), ("gemma3", 14.0)];
     for (model, goal) in sizes {
         let pack = pack(model);
-        let rows = spec(model, "kvroute", &pack, &text).in_envoy();
+        progress(&format!("{model} in Envoy"));
+        let rows = in_envoy(&spec("tokenizer", model, &pack, &text));
         let goals = if model == "gemma3" { 20.0 } else { f64::INFINITY };
         for (what, key, goal) in [
             (", 432 KB, first sight", "100k tokens first", goals),
@@ -128,5 +143,5 @@ fn main() -> ExitCode {
         }
         lines.push(megabytes("  pack", goal, pack.len() as f64));
     }
-    print(&lines, &rivals.map(|(name, _)| name))
+    print(&lines, &rivals.map(|(name, _)| name), json_wanted)
 }

@@ -2,104 +2,113 @@
 //! and in a real Envoy.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use base64::Engine;
 use kvroute::gateway::{envoy_binary, free_address};
-use kvroute::pack::build::{BuildOptions, build};
+use kvroute::pack::build::{BuildOptions, SourceOptions, build};
 use serde_json::{Value, json};
 
-/// Names and numbers, as `measure` gives them.
-pub type Rows = BTreeMap<String, f64>;
+#[path = "../measure/src/clock.rs"]
+pub mod clock;
+#[path = "../measure/src/inputs.rs"]
+pub mod inputs;
+mod options;
+#[path = "../measure/src/spec.rs"]
+pub mod spec;
+#[path = "../measure/src/templates.rs"]
+pub mod templates;
+#[path = "../measure/src/tokenizer.rs"]
+pub mod tokenizer;
 
-/// See `tests/bench/measure/src/spec.rs`.
-pub struct Spec(Vec<(String, Vec<u8>)>);
+pub use clock::{Rows, cpu};
+pub use options::options;
+pub use spec::Spec;
 
-impl Spec {
-    pub fn new(parts: &[(&str, &[u8])]) -> Spec {
-        Spec(parts.iter().map(|(name, bytes)| (name.to_string(), bytes.to_vec())).collect())
+/// Says what is under way, where somebody looks.
+pub fn progress(what: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("measuring {what} …");
     }
+}
 
-    fn encode(&self) -> Vec<u8> {
-        let mut out = (self.0.len() as u32).to_le_bytes().to_vec();
-        for part in self.0.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes]) {
-            out.extend_from_slice(&(part.len() as u32).to_le_bytes());
-            out.extend_from_slice(part);
+/// A spec of these pieces.
+pub fn spec(parts: &[(&str, &[u8])]) -> Spec {
+    let mut spec = Spec::default();
+    parts.iter().for_each(|(name, bytes)| spec.push(name, *bytes));
+    spec
+}
+
+/// Runs the spec natively with a rival.
+pub fn rival(spec: &Spec, name: &str) -> Rows {
+    let path = scratch("spec");
+    std::fs::write(&path, spec.encode()).unwrap();
+    let program = std::env::var("KVROUTE_RIVALS").expect("KVROUTE_RIVALS is set by scripts/bench");
+    let output = Command::new(program).arg(&path).arg(name).stderr(Stdio::inherit()).output().unwrap();
+    let _ = std::fs::remove_file(&path);
+    assert!(output.status.success(), "measuring {name} failed");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Runs the spec in a real Envoy, when the VM starts.
+pub fn in_envoy(spec: &Spec) -> Rows {
+    let wasm = std::env::var("KVROUTE_MEASURE_WASM").expect("KVROUTE_MEASURE_WASM is set by scripts/bench");
+    let configuration = base64::engine::general_purpose::STANDARD.encode(spec.encode());
+    let bootstrap = json!({
+        "admin": {"address": {"socket_address": {
+            "address": "127.0.0.1",
+            "port_value": free_address().unwrap().port(),
+        }}},
+        "bootstrap_extensions": [{
+            "name": "envoy.bootstrap.wasm",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.wasm.v3.WasmService",
+                "singleton": true,
+                "config": {"name": "measure", "root_id": "measure", "vm_config": {
+                    "vm_id": "measure",
+                    "runtime": "envoy.wasm.runtime.v8",
+                    "code": {"local": {"filename": std::fs::canonicalize(wasm).unwrap()}},
+                    "configuration": {
+                        "@type": "type.googleapis.com/google.protobuf.BytesValue",
+                        "value": configuration,
+                    },
+                }},
+            },
+        }],
+    });
+    let path = scratch("json");
+    std::fs::write(&path, bootstrap.to_string()).unwrap();
+    let mut envoy = Command::new(envoy_binary().unwrap())
+        .args(["--disable-hot-restart", "--concurrency", "1", "-l", "warning", "-c"])
+        .arg(&path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut rows = None;
+    let mut said = Vec::new();
+    for line in BufReader::new(envoy.stderr.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if let Some(at) = line.find("KVROUTE-MEASURED ") {
+            // Envoy appends its own place in the source, if anything.
+            let json = &line[at + "KVROUTE-MEASURED ".len()..];
+            let end = json.rfind('}').unwrap() + 1;
+            rows = serde_json::from_str(&json[..end]).ok();
+            break;
         }
-        out
-    }
-
-    /// Runs it natively.
-    pub fn natively(&self, args: &[&str]) -> Rows {
-        let path = scratch("spec");
-        std::fs::write(&path, self.encode()).unwrap();
-        let program = std::env::var("KVROUTE_MEASURE").expect("KVROUTE_MEASURE is set by scripts/bench");
-        let output = Command::new(program).arg(&path).args(args).stderr(Stdio::inherit()).output().unwrap();
-        let _ = std::fs::remove_file(&path);
-        assert!(output.status.success(), "measuring natively failed");
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// Runs it in a real Envoy, when the VM starts.
-    pub fn in_envoy(&self) -> Rows {
-        let wasm = std::env::var("KVROUTE_MEASURE_WASM").expect("KVROUTE_MEASURE_WASM is set by scripts/bench");
-        let configuration = base64::engine::general_purpose::STANDARD.encode(self.encode());
-        let bootstrap = json!({
-            "admin": {"address": {"socket_address": {
-                "address": "127.0.0.1",
-                "port_value": free_address().unwrap().port(),
-            }}},
-            "bootstrap_extensions": [{
-                "name": "envoy.bootstrap.wasm",
-                "typed_config": {
-                    "@type": "type.googleapis.com/envoy.extensions.wasm.v3.WasmService",
-                    "singleton": true,
-                    "config": {"name": "measure", "root_id": "measure", "vm_config": {
-                        "vm_id": "measure",
-                        "runtime": "envoy.wasm.runtime.v8",
-                        "code": {"local": {"filename": std::fs::canonicalize(wasm).unwrap()}},
-                        "configuration": {
-                            "@type": "type.googleapis.com/google.protobuf.BytesValue",
-                            "value": configuration,
-                        },
-                    }},
-                },
-            }],
-        });
-        let path = scratch("json");
-        std::fs::write(&path, bootstrap.to_string()).unwrap();
-        let mut envoy = Command::new(envoy_binary().unwrap())
-            .args(["--disable-hot-restart", "--concurrency", "1", "-l", "warning", "-c"])
-            .arg(&path)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut rows = None;
-        let mut said = Vec::new();
-        for line in BufReader::new(envoy.stderr.take().unwrap()).lines() {
-            let line = line.unwrap();
-            if let Some(at) = line.find("KVROUTE-MEASURED ") {
-                // Envoy appends its own place in the source, if anything.
-                let json = &line[at + "KVROUTE-MEASURED ".len()..];
-                let end = json.rfind('}').unwrap() + 1;
-                rows = serde_json::from_str(&json[..end]).ok();
-                break;
-            }
-            let failed = line.contains("KVROUTE-FAILED") || line.contains("critical");
-            said.push(line);
-            if failed {
-                break;
-            }
+        let failed = line.contains("KVROUTE-FAILED") || line.contains("critical");
+        said.push(line);
+        if failed {
+            break;
         }
-        let _ = envoy.kill();
-        let _ = envoy.wait();
-        let _ = std::fs::remove_file(&path);
-        rows.unwrap_or_else(|| panic!("Envoy said nothing measured:\n{}", said.join("\n")))
     }
+    let _ = envoy.kill();
+    let _ = envoy.wait();
+    let _ = std::fs::remove_file(&path);
+    rows.unwrap_or_else(|| panic!("Envoy said nothing measured:\n{}", said.join("\n")))
 }
 
 fn scratch(kind: &str) -> PathBuf {
@@ -113,9 +122,10 @@ pub fn model_dir(name: &str) -> PathBuf {
     root.join(format!("tokenizer-{name}/models"))
 }
 
-/// Its pack.
+/// Its pack; gpt-oss has no template.
 pub fn pack(name: &str) -> Vec<u8> {
-    build(&model_dir(name), &BuildOptions { name: Some(name.to_owned()), ..BuildOptions::default() }).unwrap()
+    let source = SourceOptions { allow_no_template: true, ..SourceOptions::default() };
+    build(&model_dir(name), &BuildOptions { name: Some(name.to_owned()), source }).unwrap()
 }
 
 /// One line of the table.
@@ -130,10 +140,10 @@ pub struct Line {
 }
 
 /// Prints the table, or JSON. The exit code says whether a goal was missed.
-pub fn print(lines: &[Line], columns: &[&str]) -> ExitCode {
+pub fn print(lines: &[Line], columns: &[&str], json_wanted: bool) -> ExitCode {
     let missed = lines.iter().filter(|line| line.measured > line.goal).count();
     let code = if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    if std::env::args().any(|arg| arg == "--json") {
+    if json_wanted {
         let rows: Vec<Value> = lines
             .iter()
             .map(|line| {

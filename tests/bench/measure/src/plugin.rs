@@ -6,7 +6,9 @@ use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, RootContext};
 use proxy_wasm::types::{BufferType, LogLevel};
 
-use crate::Spec;
+use crate::clock::{Clock, Rows};
+use crate::spec::Spec;
+use crate::{rival, templates, tokenizer};
 
 proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| Box::new(Root));
@@ -24,14 +26,23 @@ impl RootContext for Root {
             now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
         };
         let answer = match Spec::decode(&bytes) {
-            Some(spec) => crate::run(&spec, &clock),
+            Some(spec) => run(&spec, &clock),
             None => Err("the configuration is no spec".to_owned()),
         };
         let line = match answer {
-            Ok(rows) => format!("KVROUTE-MEASURED {rows}"),
+            Ok(rows) => format!("KVROUTE-MEASURED {}", serde_json::json!(rows)),
             Err(error) => format!("KVROUTE-FAILED {error}"),
         };
         let _ = hostcalls::log(LogLevel::Critical, &line);
         true
+    }
+}
+
+fn run(spec: &Spec, clock: Clock<'_>) -> Result<Rows, String> {
+    match spec.text("what")? {
+        "templates" => templates::run(spec, clock),
+        "tokenizer" => tokenizer::run(spec, clock),
+        "tokenizers" => rival::run(spec, clock),
+        other => Err(format!("nothing is called {other}")),
     }
 }

@@ -3,7 +3,8 @@
 use kvroute::pack::Pack;
 use kvroute::request::{Api, Body, EngineFlags, Renderer};
 
-use crate::{Clock, Rows, Spec, best};
+use super::clock::{Clock, Rows, best};
+use super::spec::Spec;
 
 /// A sentence with an escape and characters of more than one byte, so near the worst that people write.
 const SENTENCE: &str = "The quick \\\"brown\\\" fox jumps \\u00fcber the lazy dog \u{2013} again and again.\\n";

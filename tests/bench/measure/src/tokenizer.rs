@@ -6,12 +6,13 @@
 use std::rc::Rc;
 
 use kvroute::blocks::{Chain, namespace};
-use kvroute::pack::{Pack, Specials};
-use kvroute::tokenizer::hf::HfTokenizer;
+use kvroute::pack::Pack;
 use kvroute::tokenizer::memory::{PromptMemory, Scope};
 use kvroute::tokenizer::{Boundary, Encoding, Step, Tokenizer};
 
-use crate::{Clock, Rows, Spec, best, timed};
+use super::clock::{Clock, Rows, best, timed};
+use super::inputs::{Inputs, Random};
+use super::spec::Spec;
 
 /// Bytes of a slice's step, as the filter takes them.
 const STEP: usize = 4 << 10;
@@ -20,98 +21,9 @@ const ROUNDS: usize = 15;
 /// Steps between two looks at the clock.
 const TOGETHER: usize = 12;
 
-/// The texts.
-pub struct Inputs {
-    long: String,
-    short: String,
-    warm_up: String,
-    next: String,
-    letters: String,
-    letter: String,
-    spaces: String,
-    base64: String,
-    cjk: String,
-}
-
-/// Numbers that are the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % n
-    }
-
-    fn letters(&mut self, count: usize) -> String {
-        (0..count).map(|_| char::from(b'a' + self.below(26) as u8)).collect()
-    }
-}
-
-/// Paragraphs of `text` as the messages of a chat, up to so many bytes.
-fn chat(text: &str, skip: usize, bytes: usize, (open, close): (&str, &str)) -> String {
-    let mut out = String::with_capacity(bytes + 4096);
-    for (number, part) in text.split("\n\n").skip(skip).enumerate() {
-        let role = ["user", "assistant"][number & 1];
-        out.push_str(&format!("{open}{role}\n{part}{close}\n"));
-        if out.len() >= bytes {
-            break;
-        }
-    }
-    out
-}
-
-impl Inputs {
-    /// From the spec's text.
-    pub fn of(spec: &Spec) -> Result<Inputs, String> {
-        let text = spec.text("text")?;
-        let marks = (spec.text("open")?, spec.text("close")?);
-        let mut random = Random(1);
-        let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        let base64 = (0..100_000).map(|_| char::from(alphabet[random.below(64)])).collect();
-        // Three thousand characters of three bytes: more kinds of pairs than any text has.
-        let cjk = (0..33_334).filter_map(|_| char::from_u32(0x4e00 + random.below(3000) as u32)).collect();
-        let parts = text.split("\n\n").count();
-        let long = chat(text, 0, 432_000, marks);
-        let next = format!("{long}{}", chat(text, parts / 2, 2_000, marks));
-        Ok(Inputs {
-            short: chat(text, parts / 3, 36_000, marks),
-            warm_up: chat(text, parts * 2 / 3, 36_000, marks),
-            next,
-            long,
-            letters: random.letters(100_000),
-            letter: "a".repeat(100_000),
-            spaces: " ".repeat(100_000),
-            base64,
-            cjk,
-        })
-    }
-
-    /// What a tokenizer has seen before.
-    pub fn warm_up(&self) -> &str {
-        &self.warm_up
-    }
-
-    /// The texts that are tokenized by themselves.
-    pub fn single(&self) -> [(&'static str, &str); 7] {
-        [
-            ("100k tokens", &self.long),
-            ("8k tokens", &self.short),
-            ("one word", &self.letters),
-            ("one letter", &self.letter),
-            ("spaces", &self.spaces),
-            ("base64", &self.base64),
-            ("CJK", &self.cjk),
-        ]
-    }
-}
-
-/// Measures the packs of the spec, or the crate when it says so.
+/// Measures the pack of the spec.
 pub fn run(spec: &Spec, clock: Clock<'_>) -> Result<Rows, String> {
     let mut rows = Rows::new();
-    if spec.text("engine")? == "tokenizers" {
-        of_the_crate(spec, &Inputs::of(spec)?, clock, &mut rows)?;
-        return Ok(rows);
-    }
     let pack = Pack::parse(spec.bytes("pack")?.to_vec()).map_err(|error| error.0)?;
     let pack = pack.first().ok_or("no pack")?;
     let open = || pack.tokenizer().map_err(|error| error.0);
@@ -198,18 +110,6 @@ impl Steps {
     fn longest(&self) -> f64 {
         self.times.iter().copied().fold(0.0, f64::max)
     }
-}
-
-fn of_the_crate(spec: &Spec, inputs: &Inputs, clock: Clock<'_>, rows: &mut Rows) -> Result<(), String> {
-    let begun = clock();
-    let tokenizer = HfTokenizer::from_json(spec.bytes("tokenizer.json")?, Specials::default()).map_err(|e| e.0)?;
-    rows.insert("start".into(), (clock() - begun) as f64 / 1e3);
-    let _ = tokenizer.whole(inputs.warm_up(), false);
-    for (name, text) in inputs.single() {
-        rows.insert(format!("{name} first"), timed(clock, || drop(tokenizer.whole(text, false))));
-        rows.insert(format!("{name} seen"), best(clock, 3, || drop(tokenizer.whole(text, false))));
-    }
-    Ok(())
 }
 
 /// Text to block hashes of a conversation whose turn before is remembered.
