@@ -44,6 +44,28 @@ pub struct WorkerState {
     pub max_memory_bytes: u64,
     /// Requests under way.
     pub jobs: u64,
+    /// What it decided last, the latest first.
+    pub decisions: Vec<Decision>,
+}
+
+/// What was decided on one request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Decision {
+    /// How long ago.
+    pub age_ms: u64,
+    /// The label in `kvroute_requests_total`.
+    pub outcome: String,
+    /// The model; empty where it got no key.
+    pub model: String,
+    /// Where it was sent, or in shadow mode would have been.
+    pub pick: Option<String>,
+    /// What decided.
+    pub reason: Option<String>,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u64,
+    /// Of those, tokens that the pick was expected to have cached.
+    pub matched_tokens: u64,
 }
 
 /// Where the feed stands.

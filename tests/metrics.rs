@@ -45,6 +45,20 @@ fn of_the_code() -> BTreeSet<String> {
     found
 }
 
+#[test]
+fn counters_without_a_label_are_shown_from_the_beginning() {
+    let source = text("src/filter/metrics.rs");
+    let (_, plain) = source.split_once("pub const PLAIN").unwrap();
+    let plain = plain.split("];").next().unwrap();
+    let named: Vec<&str> =
+        source.lines().filter_map(|line| line.trim().split_once(" => \"kvroute_")).map(|(c, _)| c).collect();
+    let counters: Vec<&&str> = named.iter().filter(|name| name.starts_with("Counter::")).collect();
+    assert!(counters.len() > 20, "{counters:?}");
+    for counter in counters {
+        assert!(plain.contains(&format!("{counter},")), "PLAIN lacks {counter}");
+    }
+}
+
 fn of_readme() -> BTreeSet<String> {
     let readme = text("README.md");
     let (_, section) = readme.split_once("\n## Metrics\n").unwrap();

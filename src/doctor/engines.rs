@@ -63,6 +63,12 @@ fn judge(address: &str, facts: &Facts, models: &[Model], report: &mut Report) {
         let why = "it splits some texts otherwise than the model's own tokenizer: what is cached of them is not found";
         report.add(Level::Warning, "fastokens", address, ["the engine tokenizes with fastokens", why, mend]);
     }
+    if facts.engine == Some("sglang") && facts.reading.is_none() {
+        let why =
+            "how much it runs, and how large its cache is, is not known: only what was sent there counts as its load";
+        let what = "it serves no metrics";
+        report.add(Level::Warning, "metrics_off", address, [what, why, "start it with --enable-metrics"]);
+    }
     events(address, facts, report);
     if facts.models.is_empty() {
         return;
@@ -243,6 +249,11 @@ mod tests {
             (sglang(json!({"disable_radix_cache": true})), "prefix_caching_off", "--no-enable-prefix-caching"),
             (sglang(json!({"kv_events_config": null})), "events_off", "\"publisher\": \"zmq\""),
             (sglang(json!({"tokenizer_backend": "fastokens"})), "fastokens", "without"),
+            (
+                Box::new(|f: &mut Facts| (f.engine, f.version, f.reading) = (Some("sglang"), None, None)) as Change,
+                "metrics_off",
+                "--enable-metrics",
+            ),
         ]);
         assert_eq!(found(|_| ()), []);
         assert_eq!(found(sglang(json!({}))), []);

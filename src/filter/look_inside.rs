@@ -48,6 +48,7 @@ pub fn state(router: &Router, host: &dyn Host) -> WorkerState {
         ],
         max_memory_bytes: router.setups.newest().config.limits.memory_bytes as u64,
         jobs: jobs as u64,
+        decisions: router.recent.list(now),
     }
 }
 

@@ -91,8 +91,9 @@ pub enum Counter {
 
 impl Counter {
     /// Those without a label. Envoy shows them from the beginning: a rate needs to have seen the 0, too.
-    pub const PLAIN: [Counter; 25] = [
+    pub const PLAIN: [Counter; 26] = [
         Counter::Moved,
+        Counter::RemotePrefills,
         Counter::PromptTokens,
         Counter::MatchedTokens,
         Counter::ShadowPromptTokens,

@@ -38,6 +38,7 @@ pub mod look_inside;
 mod memory;
 pub mod metrics;
 pub mod models;
+pub mod recent;
 pub mod router;
 #[cfg(target_family = "wasm")]
 mod router_http;

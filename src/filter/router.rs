@@ -19,6 +19,7 @@ use super::job::Job;
 use super::link::{Link, Uses};
 use super::metrics::{Counter, Gauge, Outcome};
 use super::models::{Setup, Tokenizers, Tools};
+use super::recent::Recent;
 use super::setups::Setups;
 use super::shadow::Shadows;
 use super::sse::FirstData;
@@ -136,6 +137,8 @@ pub struct Router {
     /// What is told of single requests.
     pub accounts: Accounts,
     shadows: Shadows,
+    /// What was decided last.
+    pub recent: Recent,
     first_request: Option<Time>,
     /// When the fleet's time passed last.
     passed: Time,
@@ -171,6 +174,7 @@ impl Router {
             flights: HashMap::new(),
             accounts: Accounts::new(random.rotate_left(16)),
             shadows: Shadows::default(),
+            recent: Recent::default(),
             first_request: None,
             passed: Time(0),
         };
@@ -276,6 +280,7 @@ impl Router {
         host: &dyn Host,
     ) {
         host.count(Counter::Requests(Outcome::NoKey(reason.kind)), 1);
+        self.recent.left(reason.kind, host);
         if host.logs(Level::Debug) {
             host.log(Level::Debug, &format!("#{stream} no key: {reason}"));
         }
@@ -597,7 +602,17 @@ impl Router {
         let mut pick = match result {
             Ok(Choice::Steer(pick)) => pick,
             Ok(Choice::Shadow(receipt)) => {
-                self.shadows.decided(stream, job.tokens().0 as u64, &receipt, host);
+                let (tokens, matched) =
+                    (job.tokens().0 as u64, receipt.candidates.first().map_or(0, |best| best.matched));
+                self.recent.decided(
+                    &job,
+                    host.now(),
+                    Outcome::Shadow,
+                    &receipt.pick,
+                    receipt.reason,
+                    (tokens, matched),
+                );
+                self.shadows.decided(stream, tokens, &receipt, host);
                 self.accounts.shadowed(&job, *receipt, watch, host);
                 self.finish(Finishing { job, booking: None, prefill: None, pushed, worked: 0 });
                 return;
@@ -621,6 +636,8 @@ impl Router {
         host.count(Counter::Picks(pick.reason), 1);
         host.count(Counter::PromptTokens, tokens as u64);
         host.count(Counter::MatchedTokens, pick.matched);
+        let both = (tokens as u64, pick.matched);
+        self.recent.decided(&job, host.now(), Outcome::Routed, &pick.best.address, pick.reason, both);
         self.accounts.steered(&job, &mut pick, watch, host);
         if host.logs(Level::Debug) {
             let (to, reason) = (&pick.best.address, pick.reason.label());

@@ -140,6 +140,8 @@ async fn faults_show_on_the_screen_and_nothing_stays_of_it() {
     }
     assert!(well.contains("hit share") && !well.contains("hit share -"), "{well}");
     assert!(well.contains("cache ") && well.contains("kvroute top"), "{well}");
+    let decided = |text: &str| text.lines().filter(|line| line.starts_with("routed ")).count() == 2;
+    top.shows("the last decisions", |text| text.contains("\nlast decisions ") && decided(text)).await;
 
     // A replica begins anew: its cache is lost.
     let restarted = gateway.index_of(&home);

@@ -6,6 +6,7 @@ use ratatui::text::{Line, Span};
 use super::view::{Count, Health, Replica, Requests, View, Worker};
 use crate::cli::state;
 use crate::cli::table::{grouped, harmless};
+use crate::look::Decision;
 
 /// More problems than this would push the replicas off the screen.
 const PROBLEMS: usize = 8;
@@ -47,6 +48,10 @@ pub fn lines(view: &View, width: u16, palette: Palette) -> Vec<Line<'static>> {
     out.extend(workers(&view.workers, width, palette));
     out.push(Line::default());
     out.extend(replicas(&view.replicas, width, palette));
+    if !view.decisions.is_empty() {
+        out.push(Line::default());
+        out.extend(decisions(&view.decisions, width, palette));
+    }
     out
 }
 
@@ -191,6 +196,32 @@ fn replicas(replicas: &[Replica], width: usize, palette: Palette) -> Vec<Line<'s
         (replica.health, cells)
     });
     table(&columns, rows.collect(), 1, width, palette)
+}
+
+fn decisions(decisions: &[Decision], width: usize, palette: Palette) -> Vec<Line<'static>> {
+    let columns = [
+        Column("last decisions", true, 0),
+        Column("ago s", false, 3),
+        Column("prompt", false, 2),
+        Column("cached", false, 1),
+        Column("by", true, 4),
+        Column("to", true, 0),
+        Column("model", true, 5),
+    ];
+    let rows = decisions.iter().map(|decision| {
+        let tokens = |n: u64| if decision.pick.is_some() { grouped(n) } else { "-".to_owned() };
+        let cells = vec![
+            one_line(&decision.outcome),
+            format!("{:.1}", decision.age_ms as f64 / 1e3),
+            tokens(decision.prompt_tokens),
+            tokens(decision.matched_tokens),
+            one_line(decision.reason.as_deref().unwrap_or("-")),
+            one_line(decision.pick.as_deref().unwrap_or("least request")),
+            one_line(&decision.model),
+        ];
+        (Health::Good, cells)
+    });
+    table(&columns, rows.collect(), columns.len(), width, palette)
 }
 
 /// Rows under headers, `marked` in the colour of its row's health; columns for which there is no room are left out.

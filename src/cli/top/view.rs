@@ -7,7 +7,10 @@ use serde::Serialize;
 use super::seen::{Followed, Seen};
 use crate::cli::state;
 use crate::cli::table::{Paint, grouped};
-use crate::look::{Load, ReplicaState, WorkerState};
+use crate::look::{Decision, Load, ReplicaState, WorkerState};
+
+/// So many are shown.
+const DECISIONS: usize = 8;
 
 /// Everything on the screen.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -22,6 +25,8 @@ pub struct View {
     pub workers: Vec<Worker>,
     /// Replicas.
     pub replicas: Vec<Replica>,
+    /// What the workers decided last, the latest first.
+    pub decisions: Vec<Decision>,
 }
 
 /// How it is with something.
@@ -142,7 +147,10 @@ impl View {
         let workers: Vec<Worker> = now.workers.iter().map(worker).collect();
         let replicas = replicas(now);
         let problems = problems(now, before, &workers, &replicas);
-        View { envoy: now.envoy.clone(), problems, requests: requests(now, before), workers, replicas }
+        let mut decisions: Vec<Decision> = now.workers.iter().flat_map(|worker| worker.decisions.clone()).collect();
+        decisions.sort_by_key(|decision| decision.age_ms);
+        decisions.truncate(DECISIONS);
+        View { envoy: now.envoy.clone(), problems, requests: requests(now, before), workers, replicas, decisions }
     }
 }
 
