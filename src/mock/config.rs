@@ -57,7 +57,7 @@ pub struct Config {
     pub output_tokens: u64,
     /// Silence after which a stream gets a comment.
     pub keep_alive: Duration,
-    /// Time that `/tokenize` takes beyond this program's own. An engine's API server is one Python process, and its
+    /// Time that `/tokenize` and `…/render` take beyond this program's own. An engine's API server is one Python process, and its
     /// answers stand in one queue.
     pub tokenize: TokenizeTime,
     /// How events are written.

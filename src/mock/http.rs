@@ -276,7 +276,9 @@ impl Shared {
         let params = Params::parse(&body)?;
         let mut rendered = Vec::new();
         for single in params.single_prompts(api, &body) {
-            rendered.push(json!({"token_ids": self.tokenizers.tokens(api, single).await?}));
+            let tokens = self.tokenizers.tokens(api, single).await?;
+            self.take_time(tokens.len()).await;
+            rendered.push(json!({"token_ids": tokens}));
         }
         let one = api != Api::Completions;
         Ok(Json(if one { rendered.remove(0) } else { rendered.into() }).into_response())
@@ -285,7 +287,15 @@ impl Shared {
     /// Tokens of a chat or of a text, as the engine's `/tokenize` gives them.
     pub(super) async fn tokenize(&self, body: Bytes) -> Result<Value, Refusal> {
         let tokens = self.tokenizers.tokens(Api::Tokenize, body).await?;
-        let time = self.config.tokenize.of(tokens.len());
+        self.take_time(tokens.len()).await;
+        Ok(json!({
+            "count": tokens.len(), "max_model_len": self.config.max_model_len, "tokens": tokens, "token_strs": null,
+        }))
+    }
+
+    /// The time that the engine's API server takes to tokenize so many, after all that it was asked before.
+    async fn take_time(&self, tokens: usize) {
+        let time = self.config.tokenize.of(tokens);
         if !time.is_zero() {
             let done = {
                 let mut busy = self.tokenizing_until.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -294,9 +304,6 @@ impl Shared {
             };
             tokio::time::sleep_until(done.into()).await;
         }
-        Ok(json!({
-            "count": tokens.len(), "max_model_len": self.config.max_model_len, "tokens": tokens, "token_strs": null,
-        }))
     }
 
     /// The LoRA adapter that a model name stands for.

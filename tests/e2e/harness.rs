@@ -143,6 +143,12 @@ pub struct BridgeProcess {
 }
 
 impl BridgeProcess {
+    /// Its process.
+    #[allow(dead_code)] // the benches of routers ask for it
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn start(
         replicas: &[String],
         ingest: &str,
