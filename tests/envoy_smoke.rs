@@ -81,7 +81,7 @@ async fn every_byte_arrives_and_every_outcome_is_counted() {
         ("/v1/chat/completions", chat(20 << 20), "body_too_large"),
         ("/v1/chat/completions", "{\"model\": \"off\"".to_owned(), "not_json"),
         ("/v1/completions", json!({"model": "other", "prompt": "x"}).to_string(), "unknown_model"),
-        ("/v1/embeddings", chat(1 << 20), "not_our_path"),
+        ("/v1/embedding%73", chat(1 << 20), "not_our_path"),
     ] {
         for chunked in [false, true] {
             let request = client.post(url(path)).header("content-type", "application/json");

@@ -172,12 +172,10 @@ fn what_breaks_a_gateway_without_a_word_is_an_error() {
         (
             {
                 let mut config = plugin(PLUGIN, |c| c["tenant_salt"] = json!({"header": "x-tenant", "write": true}));
-                let off = json!({"kvroute": {"@type": "x/envoy.config.route.v3.FilterConfig", "disabled": true}});
-                set(&mut config, &format!("{ROUTE}/typed_per_filter_config"), off);
-                set(&mut config, &format!("{ROUTE}/match/headers"), Value::Null);
+                set(&mut config, &format!("{ROUTE}/match/safe_regex/regex"), json!(".*/v1/[a-z/]+"));
                 config
             },
-            "goes on without tenant_salt",
+            "comes by /v1/chat/completion%73 goes on without the salt",
         ),
         (
             plugin(PLUGIN, |c| {
@@ -238,7 +236,12 @@ fn what_makes_it_worse_is_a_warning_or_a_note() {
         (
             with(&format!("{ROUTE}/match/headers/0/string_match/exact"), json!("PUT")),
             Note,
-            "prompts that come by it are not routed",
+            "a prompt that comes by /v1/messages is not routed",
+        ),
+        (
+            plugin(PLUGIN, |c| c["paths"] = json!({"chat_completions": ["/chat"]})),
+            Note,
+            "a prompt that comes by /chat is not routed",
         ),
         (with(&format!("{CLUSTER}/load_balancing_policy"), Value::Null), Warning, "retries go by load"),
         (with(&format!("{CLUSTER}/health_checks/0/no_traffic_interval"), Value::Null), Note, "no_traffic_interval"),

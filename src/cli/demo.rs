@@ -18,6 +18,7 @@ use crate::bridge::config::ReplicaSpec;
 use crate::bridge::{Bridge, BridgeConfig};
 use crate::gateway::{Balancing, Bootstrap, Envoy, free_address};
 use crate::load::{self, Options, Pace, Percentiles};
+use crate::look::WAKE_PATH;
 use crate::mock::{self, Replica};
 use crate::pack::build::{self, BuildOptions};
 use crate::pack::wasm;
@@ -237,7 +238,7 @@ fn options(args: &Args, envoy: &Envoy, label: &str) -> Options {
 /// Waits until every worker is in step with the bridge. A worker takes part from its first POST on.
 async fn await_sync(envoy: &Envoy, workers: u32) -> Result<()> {
     let deadline = Instant::now() + SYNC_TIMEOUT;
-    let url = format!("http://{}/v1/models", envoy.public());
+    let url = format!("http://{}{WAKE_PATH}", envoy.public());
     while envoy.stats(".kvroute_synced.slot.")?.iter().map(|(_, synced)| synced).sum::<u64>() < u64::from(workers) {
         if Instant::now() > deadline {
             bail!("the workers did not get in step with the bridge; the end of Envoy's log:\n{}", envoy.log());

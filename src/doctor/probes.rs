@@ -13,7 +13,7 @@ use crate::bridge::facts::{Facts, plain};
 use crate::conform::cases::Case;
 use crate::conform::engine::{Engine, Kind, Truth};
 use crate::conform::{Difference, Verdict, judge};
-use crate::look::{Choice, EXPLAIN_PATH, SECRET_HEADER};
+use crate::look::{Choice, EXPLAIN_PATH, SECRET_HEADER, WAKE_PATH};
 
 const CHAT: &str = "/v1/chat/completions";
 /// Conversations of each model: one alone finds its replica by chance too often.
@@ -27,7 +27,7 @@ const DAY: u64 = 86_400;
 pub async fn wake(client: &reqwest::Client, proxy: &Proxy) {
     let Some(url) = &proxy.url else { return };
     for _ in 0..(proxy.workers * 8).min(64) {
-        let request = client.post(format!("{url}/v1/models")).header("connection", "close");
+        let request = client.post(format!("{url}{WAKE_PATH}")).header("connection", "close");
         if request.timeout(Duration::from_secs(5)).send().await.is_err() {
             return;
         }

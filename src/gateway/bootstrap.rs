@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::filter::accounts::EXPLAIN_HEADER;
 use crate::filter::steer::PREFILL_HEADER;
 use crate::look::SECRET_HEADER;
+use crate::request::ApiPaths;
 
 /// How the public listener picks a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -309,9 +310,15 @@ impl Bootstrap {
         let action = json!({"cluster": "replicas", "timeout": format!("{}s", self.route_timeout_s)});
         let mut routes = vec![json!({"match": {"prefix": "/"}, "route": action})];
         if self.balancing == Balancing::Kvroute {
-            // Prompts come by POST. Whatever else does not enter the filter's VM.
-            let mut prompts = json!({"match": {"prefix": "/"}, "route": action});
-            prompts["match"]["headers"] = json!([{"name": ":method", "string_match": {"exact": "POST"}}]);
+            let config = index.checked_sub(1).and_then(|i| self.others.get(i)).unwrap_or(&self.router);
+            // What cannot be a prompt does not enter the filter's VM.
+            let prompts = json!({
+                "match": {
+                    "safe_regex": {"regex": prompt_paths(config)},
+                    "headers": [{"name": ":method", "string_match": {"exact": "POST"}}],
+                },
+                "route": action,
+            });
             routes[0]["typed_per_filter_config"] =
                 json!({"kvroute": typed("envoy.config.route.v3.FilterConfig", json!({"disabled": true}))});
             routes.insert(0, prompts);
@@ -427,6 +434,16 @@ impl Bootstrap {
         }
         cluster("replicas", &self.replicas, fields)
     }
+}
+
+/// A regular expression of Envoy's for the paths by which prompts come to a router: those that end as its
+/// configuration says, and those with escapes, which it looks at itself.
+fn prompt_paths(router: &Value) -> String {
+    let paths: ApiPaths = serde_json::from_value(router["paths"].clone()).unwrap_or_default();
+    let lists = [paths.chat_completions, paths.completions, paths.messages, paths.responses];
+    let ends = lists.iter().flatten().filter(|end| !end.is_empty());
+    let ends: Vec<String> = ends.map(|end| regex::escape(end)).collect();
+    format!(".*%.*|.*({})/?", ends.join("|"))
 }
 
 /// `host`: the fields of its one virtual host.

@@ -42,7 +42,7 @@ async fn every_reason_leaves_the_request_alone() {
     .await;
     left_alone(&gateway, chat, b"[1, 2]".to_vec(), "bad_request").await;
     left_alone(&gateway, chat, json!({"model": MODEL, "messages": []}).to_string().into(), "bad_request").await;
-    left_alone(&gateway, "/v1/embeddings", json!({"model": MODEL, "input": "x"}).to_string().into(), "not_our_path")
+    left_alone(&gateway, "/v1/embedding%73", json!({"model": MODEL, "input": "x"}).to_string().into(), "not_our_path")
         .await;
     left_alone(
         &gateway,
@@ -114,7 +114,7 @@ async fn static_replicas_need_no_feed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_post_does_not_enter_the_filter() {
+async fn what_cannot_be_a_prompt_does_not_enter_the_filter() {
     for dynamic in [false, true] {
         let mut setup = Setup { concurrency: 1, ..Setup::default() };
         setup.bootstrap.dynamic = dynamic;
@@ -124,7 +124,9 @@ async fn what_is_no_post_does_not_enter_the_filter() {
             let answer = client().get(gateway.url(path)).send().await.unwrap();
             assert!(answer.headers().get("x-kvroute-outcome").is_none(), "{path}, dynamic: {dynamic}");
         }
-        left_alone(&gateway, "/v1/embeddings", b"{}".to_vec(), "not_our_path").await;
+        let answer = gateway.post("/v1/embeddings", b"{}".to_vec()).await;
+        assert_eq!((answer.status, answer.outcome.as_str()), (404, ""));
+        left_alone(&gateway, "/v1/chat/complet%69ons?x=1", b"{".to_vec(), "not_json").await;
         assert_eq!(gateway.all_outcomes(), before + 1, "dynamic: {dynamic}");
     }
 }

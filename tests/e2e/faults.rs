@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use kvroute::look::WorkerState;
+use kvroute::look::{WAKE_PATH, WorkerState};
 
 use crate::harness::{Answer, BLOCK, Conversation, Gateway, MODEL, Setup, client, eventually, words};
 
@@ -75,7 +75,7 @@ async fn a_vm_that_traps_reloads_and_learns_everything_again() {
     let trapped = client().post(gateway.url("/v1/chat/completions")).header("x-trap", "1").body("{}").send().await;
     assert!(trapped.is_err() || trapped.unwrap().status() == 503);
     eventually("the VM is back", async || {
-        let answer = client().post(gateway.url("/v1/models")).send().await;
+        let answer = client().post(gateway.url(WAKE_PATH)).send().await;
         (answer.is_ok_and(|a| a.status() != 503) && gateway.reloads() >= 1).then_some(())
     })
     .await;
@@ -165,7 +165,7 @@ async fn a_listener_that_goes_leaves_the_queue_to_the_others() {
     let mut gateway = Gateway::start(setup).await;
     let second = gateway.envoy.public_at(1);
     eventually("all workers have a slot", async || {
-        let _ = client().post(format!("http://{second}/v1/models")).send().await;
+        let _ = client().post(format!("http://{second}{WAKE_PATH}")).send().await;
         (gateway.envoy.stats(".kvroute_synced.slot.").unwrap().len() >= 2).then_some(())
     })
     .await;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvroute::gateway::{Bootstrap, Envoy};
-use kvroute::look::{Choice, EXPLAIN_PATH, SECRET_HEADER, STATE_PATH, WorkerState};
+use kvroute::look::{Choice, EXPLAIN_PATH, SECRET_HEADER, STATE_PATH, WAKE_PATH, WorkerState};
 use kvroute::mock::{self, Replica};
 use serde_json::{Value, json};
 
@@ -349,7 +349,7 @@ impl Gateway {
     /// worker.
     pub async fn all_have_slots(&self) {
         eventually("all workers have a slot", async || {
-            let _ = client().post(self.url("/v1/models")).send().await;
+            let _ = client().post(self.url(WAKE_PATH)).send().await;
             let url = format!("http://{}{STATE_PATH}", self.envoy.ingest());
             let request = client().get(url).header(SECRET_HEADER, &self.envoy.bootstrap().secret);
             let state: WorkerState = request.send().await.ok()?.json().await.ok()?;

@@ -7,7 +7,7 @@ use kvroute::explain::{Explanation, Model, explain};
 use kvroute::feed::batch::{Batch, BatchHeader};
 use kvroute::feed::record::{Record, ReplicaInfo, Tier, Trust};
 use kvroute::feed::{Epoch, FeedReplicaId};
-use kvroute::look::{Choice, EXPLAIN_PATH, SECRET_HEADER, STATE_PATH, WorkerState};
+use kvroute::look::{Choice, EXPLAIN_PATH, SECRET_HEADER, STATE_PATH, WAKE_PATH, WorkerState};
 use kvroute::pack::Pack;
 use kvroute::request::{Api, ApiPaths, Body, EngineFlags, Renderer};
 use serde_json::{Value, json};
@@ -218,7 +218,7 @@ async fn workers_in_different_states_answer_differently_and_say_which_they_are()
     let prompt = json!({"model": MODEL, "prompt": words(3, 300)}).to_string();
     // One request makes one worker take part. That one gets a batch, and only then the other joins, without a bridge
     // to pull from.
-    let _ = client().post(gateway.url("/v1/models")).send().await;
+    let _ = client().post(gateway.url(WAKE_PATH)).send().await;
     let first = eventually("a worker has a slot", async || {
         let choice = ask(&gateway, "/v1/completions", prompt.clone()).await;
         assert!(choice.live_slots.len() <= 1, "{choice:?}");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use kvroute::gateway::{default_wasm, envoy_binary};
-use kvroute::look::{SECRET_HEADER, STATE_PATH, WorkerState};
+use kvroute::look::{SECRET_HEADER, STATE_PATH, WAKE_PATH, WorkerState};
 use kvroute::mock::{self, Replica};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -78,7 +78,7 @@ impl Up {
         })
         .await;
         eventually("the replicas are exact", async || {
-            let _ = client().post(format!("http://{}/v1/models", self.listen)).send().await;
+            let _ = client().post(format!("http://{}{WAKE_PATH}", self.listen)).send().await;
             let url = format!("http://{}{STATE_PATH}", self.ingest);
             let state = client().get(url).header(SECRET_HEADER, SECRET).send().await.ok()?;
             let state: WorkerState = state.json().await.ok()?;

@@ -16,6 +16,7 @@ use clap::{Parser, ValueEnum};
 use futures::StreamExt;
 use kvroute::bridge::{Bridge, BridgeConfig};
 use kvroute::gateway::{Bootstrap, Envoy, free_address};
+use kvroute::look::WAKE_PATH;
 use kvroute::pack::build::{BuildOptions, build};
 use kvroute::pack::wasm;
 use serde_json::{Value, json};
@@ -173,7 +174,7 @@ impl Stage {
             }
             // A new connection goes to any worker, and a worker takes part from its first POST on.
             let client = reqwest::Client::builder().no_proxy().build()?;
-            let _ = client.post(format!("{}/v1/models", self.talk.public)).send().await;
+            let _ = client.post(format!("{}{WAKE_PATH}", self.talk.public)).send().await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
