@@ -19,6 +19,9 @@ fn policy(candidates: u64) -> serde_json::Value {
 async fn under_200_requests_a_second_none_fails_and_nothing_is_forgotten() {
     let mut setup = Setup::default();
     setup.bootstrap.dynamic = true;
+    // Until then Envoy closes connections of a listener that was replaced, at any moment: one that is just being used for
+    // the next request, too.
+    setup.bootstrap.drain_time_s = 86_400;
     setup.bootstrap.router["policy"] = policy(3);
     setup.mock.output_tokens = 2;
     let mut gateway = Gateway::start(setup).await;
