@@ -36,10 +36,8 @@ pub fn check(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, envoy: 
 
 /// Paths by which prompts come. Where they must not go round the filter, unusual ones, too.
 fn prompts(config: &Config) -> Vec<String> {
-    let paths = &config.paths;
-    let ends = [&paths.chat_completions, &paths.completions, &paths.messages, &paths.responses];
     let mut all = Vec::new();
-    for end in ends.into_iter().flatten().filter(|end| !end.is_empty()) {
+    for end in config.paths.ends() {
         let path = format!("/{}", end.trim_start_matches('/'));
         if config.tenant_salt.write {
             let last = path.chars().next_back().unwrap_or('/');

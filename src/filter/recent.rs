@@ -13,9 +13,22 @@ use crate::routing::Reason;
 /// So many are kept.
 const KEPT: usize = 8;
 
+/// One of them. Every request leaves one and hardly anybody looks, so its texts take the place of older ones.
+#[derive(Debug, Default)]
+struct Entry {
+    at: Time,
+    outcome: &'static str,
+    model: String,
+    pick: String,
+    /// `None`: there was no pick.
+    reason: Option<&'static str>,
+    /// Of the prompt, and of those cached.
+    tokens: (u64, u64),
+}
+
 /// The last decisions, the oldest first.
 #[derive(Debug, Default)]
-pub struct Recent(VecDeque<(Time, Decision)>);
+pub struct Recent(VecDeque<Entry>);
 
 impl Recent {
     /// What was decided on a job.
@@ -26,16 +39,7 @@ impl Recent {
 
     /// A request for `model` was sent to `pick`, or would have been.
     pub fn chosen(&mut self, now: Time, outcome: Outcome, model: &str, pick: &str, reason: Reason, tokens: (u64, u64)) {
-        let decision = Decision {
-            outcome: outcome.label().to_owned(),
-            model: model.to_owned(),
-            pick: Some(pick.to_owned()),
-            reason: Some(reason.label().to_owned()),
-            prompt_tokens: tokens.0,
-            matched_tokens: tokens.1,
-            ..Decision::default()
-        };
-        self.push(now, decision);
+        self.push(now, outcome.label(), model, pick, Some(reason.label()), tokens);
     }
 
     /// The same; what comes by other paths is nobody's prompt, and not worth a look at the clock.
@@ -47,22 +51,40 @@ impl Recent {
 
     /// A request got no key.
     pub fn passed(&mut self, now: Time, why: NoKey) {
-        self.push(now, Decision { outcome: why.label().to_owned(), ..Decision::default() });
+        self.push(now, why.label(), "", "", None, (0, 0));
     }
 
-    fn push(&mut self, now: Time, decision: Decision) {
-        if self.0.len() >= KEPT {
-            self.0.pop_front();
+    fn push(
+        &mut self,
+        at: Time,
+        outcome: &'static str,
+        model: &str,
+        pick: &str,
+        reason: Option<&'static str>,
+        tokens: (u64, u64),
+    ) {
+        let old = if self.0.len() >= KEPT { self.0.pop_front() } else { None };
+        let mut entry = Entry { at, outcome, reason, tokens, ..old.unwrap_or_default() };
+        for (text, new) in [(&mut entry.model, model), (&mut entry.pick, pick)] {
+            text.clear();
+            text.push_str(new);
         }
-        self.0.push_back((now, decision));
+        self.0.push_back(entry);
     }
 
     /// The latest first.
     #[allow(clippy::integer_division_remainder_used)] // the divisor is a constant
     pub fn list(&self, now: Time) -> Vec<Decision> {
-        let aged =
-            |(at, decision): &(Time, Decision)| Decision { age_ms: now.since(*at) / 1_000_000, ..decision.clone() };
-        self.0.iter().rev().map(aged).collect()
+        let told = |entry: &Entry| Decision {
+            age_ms: now.since(entry.at) / 1_000_000,
+            outcome: entry.outcome.to_owned(),
+            model: entry.model.clone(),
+            pick: entry.reason.map(|_| entry.pick.clone()),
+            reason: entry.reason.map(str::to_owned),
+            prompt_tokens: entry.tokens.0,
+            matched_tokens: entry.tokens.1,
+        };
+        self.0.iter().rev().map(told).collect()
     }
 }
 

@@ -440,9 +440,7 @@ impl Bootstrap {
 /// configuration says, and those with escapes, which it looks at itself.
 fn prompt_paths(router: &Value) -> String {
     let paths: ApiPaths = serde_json::from_value(router["paths"].clone()).unwrap_or_default();
-    let lists = [paths.chat_completions, paths.completions, paths.messages, paths.responses];
-    let ends = lists.iter().flatten().filter(|end| !end.is_empty());
-    let ends: Vec<String> = ends.map(|end| regex::escape(end)).collect();
+    let ends: Vec<String> = paths.ends().map(regex::escape).collect();
     format!(".*%.*|.*({})/?", ends.join("|"))
 }
 

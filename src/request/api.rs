@@ -34,6 +34,14 @@ pub struct ApiPaths {
     pub responses: Vec<String>,
 }
 
+impl ApiPaths {
+    /// The ends of all APIs.
+    pub fn ends(&self) -> impl Iterator<Item = &str> {
+        let all = [&self.chat_completions, &self.completions, &self.messages, &self.responses];
+        all.into_iter().flatten().map(String::as_str).filter(|end| !end.is_empty())
+    }
+}
+
 impl Default for ApiPaths {
     fn default() -> Self {
         let one = |path: &str| vec![path.to_owned()];
