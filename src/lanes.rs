@@ -1,4 +1,4 @@
-//! Sixteen bytes of text at once: which of them are letters, digits, signs, white space, or end a run of JSON text.
+//! Sixteen bytes of text at once: which of them are letters, digits, white space, printed, or end a run of JSON text.
 //!
 //! Each answer has one bit a byte, the first byte the lowest. Only ASCII is told; of other bytes every answer is no.
 //! With `simd128` in wasm and SSE2 natively it is some ten instructions; elsewhere, and as the twin that these are
@@ -48,12 +48,6 @@ impl Lanes {
         arch::within(self.0, b'0', 10)
     }
 
-    /// Space, tab, line feed, carriage return.
-    #[inline(always)]
-    pub fn spaces(self) -> u32 {
-        arch::equal(self.0, b' ') | arch::equal(self.0, b'\t') | self.newlines()
-    }
-
     /// Line feed, carriage return.
     #[inline(always)]
     pub fn newlines(self) -> u32 {
@@ -72,10 +66,28 @@ impl Lanes {
         arch::json_stops(self.0)
     }
 
-    /// What else ASCII prints.
+    /// Space.
     #[inline(always)]
-    pub fn signs(self) -> u32 {
-        arch::within(self.0, 0x21, 0x5e) & !self.letters() & !self.digits()
+    pub fn blanks(self) -> u32 {
+        arch::equal(self.0, b' ')
+    }
+
+    /// Tab.
+    #[inline(always)]
+    pub fn tabs(self) -> u32 {
+        arch::equal(self.0, b'\t')
+    }
+
+    /// `'`.
+    #[inline(always)]
+    pub fn apostrophes(self) -> u32 {
+        arch::equal(self.0, b'\'')
+    }
+
+    /// What ASCII prints, the space aside: letters, digits, signs.
+    #[inline(always)]
+    pub fn printed(self) -> u32 {
+        arch::within(self.0, 0x21, 0x5e)
     }
 }
 
@@ -204,10 +216,12 @@ mod tests {
                     assert_eq!(lanes.letters(), bits(|b| b.is_ascii_alphabetic()));
                     assert_eq!(lanes.upper(), bits(|b| b.is_ascii_uppercase()));
                     assert_eq!(lanes.digits(), bits(|b| b.is_ascii_digit()));
-                    assert_eq!(lanes.spaces(), bits(|b| b" \t\r\n".contains(&b)));
+                    assert_eq!(lanes.blanks(), bits(|b| b == b' '));
+                    assert_eq!(lanes.tabs(), bits(|b| b == b'\t'));
+                    assert_eq!(lanes.apostrophes(), bits(|b| b == b'\''));
                     assert_eq!(lanes.newlines(), bits(|b| b"\r\n".contains(&b)));
                     assert_eq!(lanes.slashes(), bits(|b| b == b'/'));
-                    assert_eq!(lanes.signs(), bits(|b| b.is_ascii_punctuation()));
+                    assert_eq!(lanes.printed(), bits(|b| b.is_ascii_graphic()));
                     assert_eq!(lanes.json_stops(), plain::json_stops(raw));
                     assert_eq!(arch::within(lanes.0, 3, 200), plain::within(raw, 3, 200));
                     assert_eq!(arch::equal(arch::or(lanes.0, 0x11), 0x55), plain::equal(plain::or(raw, 0x11), 0x55));

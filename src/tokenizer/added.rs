@@ -133,18 +133,20 @@ impl AddedTokens {
 #[derive(Clone, Copy, Debug)]
 pub struct FirstBytes {
     any: [bool; 256],
+    /// What may come after it.
+    second: [bool; 256],
     /// The only one, eight times, if there is one only.
     only: Option<u64>,
 }
 
 impl Default for FirstBytes {
     fn default() -> Self {
-        FirstBytes::new(std::iter::empty())
+        FirstBytes::new(std::iter::empty(), [true; 256])
     }
 }
 
 impl FirstBytes {
-    fn new(bytes: impl Iterator<Item = u8>) -> Self {
+    fn new(bytes: impl Iterator<Item = u8>, second: [bool; 256]) -> Self {
         let (mut any, mut count, mut last) = ([false; 256], 0, 0);
         for byte in bytes {
             if let Some(flag) = any.get_mut(usize::from(byte)) {
@@ -152,12 +154,18 @@ impl FirstBytes {
             }
             (count, last) = (count + 1, byte);
         }
-        FirstBytes { any, only: (count == 1).then(|| u64::from_ne_bytes([last; 8])) }
+        FirstBytes { any, second, only: (count == 1).then(|| u64::from_ne_bytes([last; 8])) }
     }
 
     /// Whether no token begins with any byte.
     pub fn is_empty(&self) -> bool {
         !self.any.contains(&true)
+    }
+
+    /// Whether the byte after one of them, if there is any, may be a token's second one.
+    #[inline]
+    fn goes_on(&self, byte: Option<&u8>) -> bool {
+        byte.and_then(|byte| self.second.get(usize::from(*byte))).is_none_or(|yes| *yes)
     }
 
     /// Where the first of them is.
@@ -189,7 +197,16 @@ impl<'a> Trie<'a> {
     /// Which bytes a token of these tables begins with.
     pub fn first_bytes(nodes: &[u8], edges: &[u8]) -> FirstBytes {
         let none = FirstBytes::default();
-        FirstBytes::new(Trie::new(nodes, edges, &none).edges_of(0).0.iter().map(|edge| edge[0]))
+        let trie = Trie::new(nodes, edges, &none);
+        let (firsts, mut second) = (trie.edges_of(0).0, [false; 256]);
+        for first in firsts {
+            let (edges, id) = trie.edges_of((u32::from_le_bytes(*first) >> 8) as usize);
+            let bytes = edges.iter().map(|edge| usize::from(edge[0]));
+            // After a token of one byte anything may come.
+            let any = (id != NONE).then_some(0..256).into_iter().flatten();
+            bytes.chain(any).for_each(|byte| second.get_mut(byte).into_iter().for_each(|may| *may = true));
+        }
+        FirstBytes::new(firsts.iter().map(|edge| edge[0]), second)
     }
 
     fn edges_of(&self, node: usize) -> (&'a [[u8; 4]], u32) {
@@ -227,7 +244,9 @@ impl<'a> Trie<'a> {
         loop {
             let rest = starts.get(at..)?;
             at += self.first.position(rest)?;
-            if let Some(found) = self.at(text, at) {
+            if self.first.goes_on(text.get(at + 1))
+                && let Some(found) = self.at(text, at)
+            {
                 return Some(found);
             }
             at += 1;

@@ -149,7 +149,7 @@ impl Compact {
             header,
             specials,
             ascii,
-            common: common::agrees(&ascii),
+            common: header.scanner != Scanner::Vocabulary && common::agrees(&ascii),
             first,
             second,
             symbols,

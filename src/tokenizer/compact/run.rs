@@ -9,9 +9,9 @@ use std::rc::Rc;
 use super::classes::{Classes, UNSTABLE};
 use super::memo::Memo;
 use super::nfc::Normalized;
-use super::scan::{Scanner, Window, next_word};
+use super::scan::{Window, next_word};
 use super::stitch::{Progress, Stitch};
-use super::words::{IDS, Words};
+use super::words::{IDS, Key, WORD, Words};
 use super::{Compact, Scratch, View, Word, common};
 use crate::blocks::TokenId;
 use crate::tokenizer::added::Found;
@@ -242,7 +242,7 @@ impl Run {
                     last,
                     memo: &self.memo,
                 };
-                let stop = take_words(&compact, &view, &mut scratch, piece, &mut self.at, &mut budget, out);
+                let stop = take_words(&compact, &view, &mut scratch, window, piece, &mut self.at, &mut budget, out);
                 self.tokens += out.len() - before;
                 match stop {
                     Stop::Budget => return Ok(Step::More),
@@ -273,11 +273,13 @@ fn unstable(text: &str, from: usize, to: usize, classes: Classes<'_>) -> bool {
     !bytes.is_ascii() && classes.find(bytes, 0, UNSTABLE).is_some()
 }
 
-/// Gives words of `piece` until it ends, the budget does, or a long word comes.
+/// Gives words of `piece` until it ends, the budget does, or a long word comes. `window` goes on behind the piece.
+#[allow(clippy::too_many_arguments)] // on the hottest path
 fn take_words(
     compact: &Compact,
     view: &View<'_>,
     scratch: &mut Scratch,
+    window: &[u8],
     piece: Window<'_>,
     at: &mut usize,
     budget: &mut usize,
@@ -289,72 +291,125 @@ fn take_words(
         if *budget == 0 {
             return Stop::Budget;
         }
-        if compact.common {
-            let Scratch { words, room, .. } = scratch;
-            let mut next = common_words(scanner, words, text, *at, *budget, room, out);
-            if next == *at && piece.last && text.len() - next < 16 {
-                let known = common::last_word(scanner, text.get(next..).unwrap_or_default());
-                let known = known.and_then(|(key, len)| Some((words.get(key)?, len)));
-                if let Some(((ids, count), len)) = known {
-                    out.extend(ids.iter().take(count));
-                    next += len;
-                }
+        let begin = *at;
+        if compact.common && is_common(text, begin) {
+            if let Some(long) = common_words(compact, view, scratch, window, piece, at, *budget, out) {
+                return long;
             }
-            *budget = budget.saturating_sub(next - *at);
-            if std::mem::replace(at, next) < next {
+            *budget = budget.saturating_sub(*at - begin);
+            if *at > begin {
+                piece.memo.clear();
                 continue;
             }
         }
-        let Some(end) = next_word(scanner, piece, *at) else { return Stop::End };
+        let Some(end) = next_word(scanner, piece, begin) else { return Stop::End };
         piece.memo.clear();
         // A scanner always advances; a damaged table must not stop it.
-        let end = end.max(*at + 1);
-        *budget = budget.saturating_sub(end - *at);
-        let word = compact.word(view, scratch, text, *at, end, out);
-        let begin = std::mem::replace(at, end);
-        if let Word::Long = word {
+        let end = end.max(begin + 1);
+        *budget = budget.saturating_sub(end - begin);
+        *at = end;
+        if let Word::Long = compact.word(view, scratch, text, begin, end, out) {
             return Stop::Long(begin);
         }
     }
     Stop::End
 }
 
-/// Ids that are given out at a time: most of them are written without a look at how much room there is.
-const ROOM: usize = 256;
-pub type Room = [TokenId; ROOM + IDS];
-/// A room, whatever is in it.
-pub const NO_IDS: Room = [0; ROOM + IDS];
+/// Whether a block may have words: not so where other than ASCII comes first.
+#[inline(always)]
+fn is_common(text: &[u8], at: usize) -> bool {
+    let ascii = |at: usize| text.get(at).is_none_or(u8::is_ascii);
+    ascii(at) && ascii(at + 1)
+}
 
-/// Takes words as long as they are common ones that are known. Gives where the next one begins.
+/// Ids that are given out at a time.
+const ROOM: usize = 256;
+/// Those, and as many as the words of a block can have, each written without a look at how many there are.
+pub type Room = [TokenId; ROOM + common::BLOCK * IDS + IDS];
+/// A room, whatever is in it.
+pub const NO_IDS: Room = [0; ROOM + common::BLOCK * IDS + IDS];
+
+/// Takes words block by block, as long as blocks have some.
+#[allow(clippy::too_many_arguments)] // on the hottest path
 #[inline(always)]
 fn common_words(
-    scanner: Scanner,
-    words: &Words,
-    text: &[u8],
-    at: usize,
+    compact: &Compact,
+    view: &View<'_>,
+    scratch: &mut Scratch,
+    window: &[u8],
+    piece: Window<'_>,
+    at: &mut usize,
     budget: usize,
-    room: &mut Room,
     out: &mut Vec<TokenId>,
-) -> usize {
-    let (mut given, mut here) = (0, at);
+) -> Option<Stop> {
     let until = at.saturating_add(budget);
-    while here < until
-        && let Some(bytes) = text.get(here..).and_then(|rest| rest.first_chunk::<16>())
-        && let Some((key, len)) = common::word(scanner, bytes)
-        && let Some((four, count)) = words.get(key)
-        && let Some(place) = room.get_mut(given..).and_then(|rest| rest.first_chunk_mut::<IDS>())
-    {
-        // All four are written, whatever their number.
-        *place = four;
-        given += count;
-        here += len;
+    let mut given = 0;
+    let mut padded = [0; common::BLOCK + common::WIDTH];
+    while *at < until {
+        let begin = *at;
+        let rest = window.get(begin..).unwrap_or_default();
+        let bytes: &common::Bytes = match rest.first_chunk() {
+            Some(bytes) => bytes,
+            None => {
+                padded.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+                &padded
+            }
+        };
+        let end = piece.text.len().saturating_sub(begin);
+        let mut starts = common::starts(compact.header.scanner, bytes, end, piece.last);
+        loop {
+            starts = known_words(&scratch.words, bytes, starts, &mut scratch.room, &mut given);
+            let here = begin + starts.trailing_zeros() as usize;
+            *at = here;
+            let rest = starts & starts.wrapping_sub(1);
+            if rest == 0 {
+                break;
+            }
+            out.extend_from_slice(scratch.room.get(..given).unwrap_or_default());
+            given = 0;
+            let next = begin + rest.trailing_zeros() as usize;
+            *at = next;
+            let word = window.get(here..next).unwrap_or_default();
+            if let Word::Long = compact.new_word(view, scratch, Key::new(window, here, next), word, out) {
+                piece.memo.clear();
+                return Some(Stop::Long(here));
+            }
+            starts = rest;
+        }
         if given >= ROOM {
-            out.extend_from_slice(room.get(..given).unwrap_or_default());
+            out.extend_from_slice(scratch.room.get(..given).unwrap_or_default());
             given = 0;
         }
+        if *at == begin {
+            break;
+        }
     }
-    out.extend_from_slice(room.get(..given).unwrap_or_default());
-    here
+    out.extend_from_slice(scratch.room.get(..given).unwrap_or_default());
+    None
+}
+
+/// Gives the ids of the words between `starts` as long as they are known. Gives the starts that are left.
+#[inline(always)]
+fn known_words(words: &Words, bytes: &common::Bytes, starts: u64, room: &mut Room, given: &mut usize) -> u64 {
+    let mut here = starts.trailing_zeros() as usize;
+    let mut rest = starts & starts.wrapping_sub(1);
+    while rest != 0 {
+        let next = rest.trailing_zeros() as usize;
+        let raw = bytes.get(here & (common::BLOCK - 1)..).and_then(|rest| rest.first_chunk::<{ common::WIDTH }>());
+        let raw = u128::from_le_bytes(*raw.unwrap_or(&[0; 16]));
+        let len = next - here;
+        if len > WORD {
+            break;
+        }
+        let Some((four, count)) = words.get(Key::of(raw as u64, (raw >> 64) as u64, len)) else { break };
+        let Some(place) = room.get_mut(*given..).and_then(|rest| rest.first_chunk_mut::<IDS>()) else { break };
+        // All four are written, whatever their number.
+        *place = four;
+        *given += count;
+        here = next;
+        rest &= rest.wrapping_sub(1);
+    }
+    rest | 1u64.checked_shl(here as u32).unwrap_or(0)
 }
 
 impl Encoding for Run {

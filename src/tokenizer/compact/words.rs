@@ -6,7 +6,7 @@ use crate::blocks::TokenId;
 use super::merge::NONE;
 
 /// Short words have up to this many bytes,
-const WORD: usize = 15;
+pub const WORD: usize = 15;
 /// and up to this many ids.
 pub const IDS: usize = 4;
 /// Buckets of two entries for short words: 1 MiB.
@@ -70,6 +70,12 @@ impl Key {
     fn bytes(self) -> ([u8; 16], usize) {
         let bytes = u128::from(self.1) << 64 | u128::from(self.0);
         (bytes.to_le_bytes(), (self.1 >> 56) as usize)
+    }
+
+    /// Whether both are the same, with one branch for all of it.
+    #[inline(always)]
+    fn is(self, other: Key) -> bool {
+        (self.0 ^ other.0) | (self.1 ^ other.1) == 0
     }
 
     #[inline(always)]
@@ -144,11 +150,8 @@ impl Words {
         let Bucket(entries) = self.buckets.get(key.bucket())?;
         let [newer, _] = entries;
         // Without a branch: which of the two it is cannot be foreseen.
-        let entry = entries.get(usize::from(newer.key != key))?;
-        if entry.key != key {
-            return None;
-        }
-        Some(entry.ids())
+        let entry = entries.get(usize::from(!newer.key.is(key)))?;
+        entry.key.is(key).then(|| entry.ids())
     }
 
     /// Appends the ids of a word that is too long for a [`Key`] or has too many of them, if it is known.
