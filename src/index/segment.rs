@@ -81,7 +81,38 @@ const LINE: usize = 4;
 /// One line.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
-struct Line([Slot; LINE]);
+pub(super) struct Line([Slot; LINE]);
+
+impl Line {
+    /// Where there is no line at all.
+    pub const EMPTY: Line = Line([Slot { word: 0, holders: 0 }; LINE]);
+
+    /// The holders of `key`. `None`: the search goes on in the next line. A line fills from its first slot on, and
+    /// empty slots are all zero; all four are compared without a branch, since nobody can guess which one it is.
+    pub fn holders(&self, key: u64) -> Option<u64> {
+        let held = self.0.iter().fold(0, |held, slot| held | if slot.key() == key { slot.holders } else { 0 });
+        (held != 0 || !self.full()).then_some(held)
+    }
+
+    /// The place of `key` in the line, or of its first empty slot, without a branch as well.
+    fn place(&self, key: u64) -> Option<usize> {
+        let fits = |slot: &Slot| u32::from(slot.holders == 0) | u32::from(slot.key() == key);
+        let [a, b, c, d] = &self.0;
+        let mask = fits(a) | (fits(b) << 1) | (fits(c) << 2) | (fits(d) << 3);
+        (mask != 0).then(|| mask.trailing_zeros() as usize)
+    }
+
+    /// Slots in use, which are its first ones.
+    fn used(&self) -> usize {
+        self.0.iter().map(|slot| usize::from(slot.holders != 0)).sum()
+    }
+
+    /// Whether it has no empty slot. Reading that brings the line into the processor's cache.
+    pub fn full(&self) -> bool {
+        let [.., last] = &self.0;
+        last.holders != 0
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Segment {
@@ -124,25 +155,25 @@ impl Segment {
         ((seed.mix(key) * self.lines.len() as u64) >> 32) as usize
     }
 
-    fn next(&self, at: usize) -> usize {
-        if at + 1 >= self.size() { 0 } else { at + 1 }
-    }
-
-    /// A word of the line where a search for `key` begins: reading it brings it into the processor's cache.
-    pub fn peek(&self, key: u64, seed: Seed) -> u64 {
-        self.lines.get(self.home(key, seed)).map_or(0, |line| line.0.iter().fold(0, |sum, slot| sum ^ slot.holders))
+    /// The line where a search for `key` begins, and the one after it, where three of ten go on.
+    pub fn line(&self, key: u64, seed: Seed) -> Option<[&Line; 2]> {
+        match self.lines.get(self.home(key, seed)..)? {
+            [line, next, ..] => Some([line, next]),
+            [line] => Some([line, line]),
+            [] => None,
+        }
     }
 
     /// The place of `key`, or of the empty slot where it would go. `None`: no slot at all.
     fn find(&self, key: u64, seed: Seed) -> Option<usize> {
-        let home = self.home(key, seed);
-        let (wrapped, straight) = self.lines.split_at_checked(home)?;
-        let fits = |slot: &Slot| slot.holders == 0 || slot.key() == key;
-        let within = |lines: &[Line], from: usize| {
-            let found = |(n, line): (usize, &Line)| line.0.iter().position(fits).map(|at| (from + n) * LINE + at);
-            lines.iter().enumerate().find_map(found)
-        };
-        within(straight, home).or_else(|| within(wrapped, 0))
+        let mut at = self.home(key, seed);
+        for _ in 0..self.lines.len() {
+            if let Some(place) = self.lines.get(at)?.place(key) {
+                return Some(at * LINE + place);
+            }
+            at = if at + 1 >= self.lines.len() { 0 } else { at + 1 };
+        }
+        None
     }
 
     pub fn get(&self, key: u64, seed: Seed) -> Option<&Slot> {
@@ -205,16 +236,19 @@ impl Segment {
         true
     }
 
+    /// `lines` must have room for what is there.
     fn rebuild(&mut self, lines: usize, seed: Seed) {
         let old = std::mem::replace(&mut self.lines, vec![Line::default(); lines].into_boxed_slice());
-        for slot in old.iter().flat_map(|line| line.0).filter(|slot| slot.holders != 0) {
+        for slot in old.iter().flat_map(|line| line.0.iter().take_while(|slot| slot.holders != 0)) {
             // All keys are different: the first empty slot is the place.
-            let mut at = self.home(slot.key(), seed) * LINE;
-            while self.slot(at).is_some_and(|place| place.holders != 0) {
-                at = self.next(at);
-            }
-            if let Some(place) = self.slot_mut(at) {
-                *place = slot;
+            let mut at = self.home(slot.key(), seed);
+            while let Some(line) = self.lines.get_mut(at) {
+                let used = line.used();
+                if let Some(place) = line.0.get_mut(used) {
+                    *place = *slot;
+                    break;
+                }
+                at = if at + 1 >= lines { 0 } else { at + 1 };
             }
         }
     }
@@ -234,24 +268,43 @@ impl Segment {
         gone
     }
 
-    /// Makes the slot at `hole`, already without holders, an empty one: what probed past it moves up.
-    fn close(&mut self, mut hole: usize, seed: Seed) {
+    /// Makes the slot at `hole`, already without holders, an empty one. The last of its line takes its place; if the
+    /// line was full, one that went on to a later line for want of room comes back, and leaves a hole there.
+    fn close(&mut self, hole: usize, seed: Seed) {
         self.used = self.used.saturating_sub(1);
-        let size = self.size();
-        let distance = |from: usize, to: usize| if to >= from { to - from } else { to + size - from };
-        let mut at = hole;
-        for _ in 0..size {
-            at = self.next(at);
-            let Some(slot) = self.slot(at).copied().filter(|slot| slot.holders != 0) else { break };
-            if distance(self.home(slot.key(), seed) * LINE, at) >= distance(hole, at) {
-                if let Some(place) = self.slot_mut(hole) {
-                    *place = slot;
-                }
-                hole = at;
+        let count = self.lines.len();
+        let distance = |from: usize, to: usize| if to >= from { to - from } else { to + count - from };
+        let (mut at, mut slot) = (hole >> 2, hole & 3);
+        // Each time round it goes on to a later line.
+        for _ in 0..count {
+            let Some(line) = self.lines.get_mut(at) else { return };
+            let last = line.0.iter().rposition(|other| other.holders != 0).unwrap_or(slot).max(slot);
+            line.0.swap(slot, last);
+            if let Some(place) = line.0.get_mut(last) {
+                *place = Slot::default();
             }
-        }
-        if let Some(place) = self.slot_mut(hole) {
-            *place = Slot::default();
+            if last + 1 < LINE {
+                return;
+            }
+            let mut next = at;
+            let found = loop {
+                next = if next + 1 >= count { 0 } else { next + 1 };
+                let Some(line) = self.lines.get(next).filter(|_| next != at) else { return };
+                let back = |other: &Slot| {
+                    other.holders != 0 && distance(self.home(other.key(), seed), next) >= distance(at, next)
+                };
+                match line.0.iter().position(back) {
+                    Some(found) => break found,
+                    None if line.full() => {}
+                    None => return,
+                }
+            };
+            let from = self.lines.get(next).and_then(|line| line.0.get(found)).copied();
+            let to = self.lines.get_mut(at).and_then(|line| line.0.get_mut(last));
+            if let (Some(from), Some(to)) = (from, to) {
+                *to = from;
+            }
+            (at, slot) = (next, found);
         }
     }
 

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 use super::PLANE;
 use super::segment::{Seed, Slot};
-use super::table::{Headroom, Room, SEGMENTS, Table};
+use super::table::{Headroom, Room, SEGMENTS, TOGETHER, Table};
 use crate::blocks::BlockHash;
 use crate::clock::Budget;
 use crate::feed::digest::{self, Holders};
@@ -260,8 +260,10 @@ impl Index {
 
     /// `column` no longer holds any of `hashes` in `tier`.
     pub fn remove_all(&mut self, column: Column, tier: Tier, hashes: &[BlockHash]) {
-        self.warm(column.plane(), hashes);
-        hashes.iter().for_each(|hash| self.remove(column, tier, *hash));
+        for some in hashes.chunks(STRIDE) {
+            self.warm(column.plane(), some);
+            some.iter().for_each(|hash| self.remove(column, tier, *hash));
+        }
     }
 
     /// Brings what lookups of `hashes` will read into the processor's cache. A few dozen at a time make sense.
@@ -271,6 +273,14 @@ impl Index {
         }
         let tables = self.planes.get(plane).map(|p| p.tables.as_slice()).unwrap_or_default();
         tables.iter().flatten().for_each(|table| table.warm(hashes, self.seed));
+    }
+
+    /// Of each of `hashes`, at most [`TOGETHER`], those holders in one plane that have it on the accelerator and
+    /// where a hit may end.
+    pub(super) fn get_all(&self, plane: usize, hashes: &[BlockHash]) -> [u64; TOGETHER] {
+        let table = self.planes.get(plane).and_then(|p| Some((p.live, p.tables.first()?.as_ref()?)));
+        let Some((live, table)) = table else { return [0; TOGETHER] };
+        table.get_all(hashes, self.seed).map(|held| held & live)
     }
 
     /// The holders of `hash` in one tier and plane, and of them those where a hit may end.

@@ -1,12 +1,15 @@
 //! The blocks of one tier held by one plane of 64 replicas.
 
-use super::segment::{Entry, KEY, KEY_BITS, Seed, Segment, Slot};
+use super::segment::{Entry, KEY, KEY_BITS, Line, Seed, Segment, Slot};
 use crate::blocks::BlockHash;
 use crate::feed::digest::DRAWERS;
 
 /// Segments of a table: one for each drawer, that is, each value of the first 12 bits of a hash.
 pub(super) const SEGMENTS: usize = DRAWERS;
 const _: () = assert!(SEGMENTS == 1 << (64 - KEY_BITS));
+
+/// Hashes that are looked for together.
+pub(super) const TOGETHER: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Table {
@@ -87,11 +90,38 @@ impl Table {
         self.segments.get((hash.0 >> KEY_BITS) as usize)
     }
 
-    /// Reads where the searches for `hashes` begin. One after the other, the searches would each wait for memory;
-    /// these reads do not depend on one another, so the processor waits for all of them at once.
+    /// The line where the search for `hash` begins, and the next.
+    fn line(&self, hash: BlockHash, seed: Seed) -> [&Line; 2] {
+        self.segment(hash).and_then(|s| s.line(hash.0 & KEY, seed)).unwrap_or([&Line::EMPTY; 2])
+    }
+
+    /// Where the searches for `hashes`, at most [`TOGETHER`], begin, all of it read. One after the other, the searches
+    /// would each wait for memory; these reads depend on nothing and follow one another at once, so the processor
+    /// waits for all of them together. Those that go on do so in the next line: that one is read as well.
+    fn lines(&self, hashes: &[BlockHash], seed: Seed) -> [[&Line; 2]; TOGETHER] {
+        let mut lines = [[&Line::EMPTY; 2]; TOGETHER];
+        lines.iter_mut().zip(hashes).for_each(|(lines, hash)| *lines = self.line(*hash, seed));
+        let some = || lines.iter().take(hashes.len());
+        std::hint::black_box(some().fold(false, |sum, [line, _]| sum ^ line.full()));
+        let last = |[line, next]: [&Line; 2]| (if line.full() { next } else { line }).full();
+        std::hint::black_box(some().fold(false, |sum, lines| sum ^ last(*lines)));
+        lines
+    }
+
+    /// Brings what searches for `hashes` will read into the processor's cache.
     pub fn warm(&self, hashes: &[BlockHash], seed: Seed) {
-        let peek = |hash: &BlockHash| self.segment(*hash).map_or(0, |s| s.peek(hash.0 & KEY, seed));
-        std::hint::black_box(hashes.iter().fold(0, |sum, hash| sum ^ peek(hash)));
+        hashes.chunks(TOGETHER).for_each(|some| _ = self.lines(some, seed));
+    }
+
+    /// The holders of each of `hashes`, at most [`TOGETHER`].
+    pub fn get_all(&self, hashes: &[BlockHash], seed: Seed) -> [u64; TOGETHER] {
+        let mut held = [0; TOGETHER];
+        for ((held, hash), line) in held.iter_mut().zip(hashes).zip(self.lines(hashes, seed)) {
+            let [line, next] = line;
+            let key = hash.0 & KEY;
+            *held = line.holders(key).or_else(|| next.holders(key)).unwrap_or_else(|| self.get(*hash, seed));
+        }
+        held
     }
 
     pub fn get(&self, hash: BlockHash, seed: Seed) -> u64 {

@@ -1,7 +1,8 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use super::segment::{Entry, Seed, Segment};
 use super::twin::Twin;
 use super::{Column, Index, RangeJob, Walk};
 use crate::blocks::BlockHash;
@@ -254,6 +255,44 @@ fn hashes_aimed_at_one_segment_do_not_grow_it_without_bound() {
     (0..200_000u64).for_each(|n| index.store(column, Tier::Gpu, None, &[BlockHash(random(n).0 >> 12)], &[]));
     assert!(index.stats().bytes < 4 << 20);
     assert!(index.truncated(column));
+}
+
+#[test]
+fn a_segment_keeps_what_it_has_while_others_come_and_go() {
+    let seed = Seed::new(3);
+    for keys in [5, 40, 300] {
+        let mut segment = Segment::default();
+        let mut twin: BTreeMap<u64, u64> = BTreeMap::new();
+        for n in 0..30_000u64 {
+            let random = random(n).0;
+            // Now more come than go, now more go than come.
+            let (key, come) = ((random >> 8) % keys, random % 8 < if (n >> 12) & 1 == 0 { 6 } else { 3 });
+            let holders = 1 << (random >> 60);
+            if come {
+                while segment.used() == twin.len() && !twin.contains_key(&key) {
+                    match segment.entry(key, 0, seed) {
+                        Entry::Slot(slot) => slot.holders = holders,
+                        Entry::Full => segment.grow(seed),
+                    }
+                }
+                if let Entry::Slot(slot) = segment.entry(key, 0, seed) {
+                    slot.holders |= holders;
+                }
+                *twin.entry(key).or_default() |= holders;
+            } else {
+                let gone = segment.remove(key, holders, seed);
+                assert_eq!(gone, twin.get(&key).map_or(0, |held| held & holders));
+                twin.entry(key).and_modify(|held| *held &= !holders);
+                twin.retain(|_, held| *held != 0);
+            }
+            assert_eq!(segment.used(), twin.len());
+            if n % 64 == 0 {
+                (0..keys)
+                    .for_each(|key| assert_eq!(segment.get(key, seed).map(|s| s.holders), twin.get(&key).copied()));
+                _ = n % 512 == 0 && segment.shrink(seed);
+            }
+        }
+    }
 }
 
 #[test]

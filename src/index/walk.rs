@@ -2,15 +2,19 @@
 //!
 //! A replica whose events say so holds of each chain a beginning without a hole (*dense*), so where it holds a
 //! block, it holds all before. Then a few probes find where the first of them ends, and what lies before is not
-//! looked at. One that had to give up blocks for the byte bound is walked block by block.
+//! looked at. One that had to give up blocks for the byte bound is walked block by block, of which dozens are looked
+//! up together: their reads do not wait for one another.
 
 use super::PLANE;
 use super::store::{Column, Index, TIERS, bits};
+use super::table::TOGETHER;
 use crate::blocks::BlockHash;
 use crate::feed::record::Tier;
 
 /// Fewer blocks than this are walked.
 const WORTH_A_JUMP: usize = 8;
+/// Blocks looked at first, since many chains end soon.
+const FIRST: usize = 8;
 /// Places looked at together: their reads wait for memory at the same time.
 const PROBES: usize = 16;
 
@@ -119,18 +123,19 @@ impl Walk {
         hashes: &[BlockHash],
         predicted: impl Fn(usize, BlockHash) -> u64,
     ) -> bool {
-        let (mut rest, mut ahead) = (hashes, 4);
+        let (mut rest, mut ahead) = (hashes, FIRST);
         while !rest.is_empty() && self.alive() {
             let jumped = if rest.len() >= WORTH_A_JUMP { self.jump(index, rest) } else { 0 };
             rest = rest.get(jumped..).unwrap_or_default();
             // Where the jump ended somebody ends, so look at one; without a jump, at several.
             let look = if jumped > 0 { 1 } else { ahead };
             let (some, more) = rest.split_at_checked(look).unwrap_or((rest, &[]));
-            self.planes.iter().filter(|p| p.alive != 0).for_each(|p| index.warm(p.plane, some));
-            if !some.iter().all(|hash| self.push(index, *hash, &predicted)) {
-                return false;
+            let (depth, mut most) = (self.depth, 0);
+            for plane in self.planes.iter_mut().filter(|p| p.alive != 0) {
+                most = plane.steps(index, some, depth, &predicted).max(most);
             }
-            (rest, ahead) = (more, 32);
+            self.depth = depth.saturating_add(u32::try_from(most).unwrap_or(u32::MAX));
+            (rest, ahead) = (more, TOGETHER);
         }
         self.alive()
     }
@@ -202,6 +207,35 @@ impl Walk {
 }
 
 impl PlaneWalk {
+    /// The next blocks, at most [`TOGETHER`], of which the first is block number `depth`. Gives how many of them
+    /// somebody still holds.
+    fn steps(
+        &mut self,
+        index: &Index,
+        hashes: &[BlockHash],
+        depth: u32,
+        predicted: impl Fn(usize, BlockHash) -> u64,
+    ) -> usize {
+        let held = index.get_all(self.plane, hashes);
+        let mut warm = false;
+        for (n, (hash, held)) in hashes.iter().zip(held).enumerate() {
+            if held & self.alive == self.alive {
+                // All who are left have it where it counts most: what else is known of it changes nothing.
+                (self.ended_before, self.ended) = (self.ended, self.alive);
+                continue;
+            }
+            if !std::mem::replace(&mut warm, true) {
+                index.warm(self.plane, hashes.get(n..).unwrap_or_default());
+            }
+            let tiers = std::array::from_fn(|tier| index.get(self.plane, tier, *hash));
+            self.step(tiers, predicted(self.plane, *hash), depth.saturating_add(n as u32));
+            if self.alive == 0 {
+                return n;
+            }
+        }
+        hashes.len()
+    }
+
     fn step(&mut self, [gpu, cpu, disk, perhaps]: [(u64, u64); TIERS], predicted: u64, depth: u32) {
         let before = self.alive;
         self.alive &= gpu.0 | cpu.0 | disk.0 | perhaps.0 | predicted;
