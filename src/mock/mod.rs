@@ -10,7 +10,7 @@
 //! | body to tokens | [`prompt`], `pack_tokenizer`, `request` |
 //! | the scheduler, without time | [`scheduler`], `pool` |
 //! | the scheduler in time; data-parallel ranks | `engine`, `ranks` |
-//! | KV events and their bytes, over ZMQ | [`events`], `publish` |
+//! | KV events and their bytes, over ZMQ | [`events`], [`publish`] |
 //! | answers | `answer`, [`words`] |
 //! | what tests can break and look up | [`faults`] |
 //!
@@ -27,7 +27,7 @@ mod msgpack;
 mod pack_tokenizer;
 mod pool;
 pub mod prompt;
-mod publish;
+pub mod publish;
 mod ranks;
 mod request;
 pub mod scheduler;

@@ -1,5 +1,5 @@
 //! What the filter costs, measured side by side in one run. `scripts/bench gateway`, `--json`; single measures by
-//! their names (overhead, latency, feed, slices). Exit code: 0 if every goal is met, 1 if one is not, 2 for a measure
+//! their names (overhead, latency, feed, events, slices). Exit code: 0 if every goal is met, 1 if one is not, 2 for a measure
 //! that does not exist.
 //!
 //! | measure | how | goal |
@@ -7,8 +7,11 @@
 //! | `overhead` | Envoy's CPU time per request that is not routed: without a filter, with a proxy-wasm filter that does nothing, with kvroute; all else alike, rounds taken in turn. One of another path, which its route keeps out of the filter, and one that enters it, a POST of a prompt's path without a body | at most 10 us over Envoy without a filter |
 //! | `latency` | p50 of chats with a prompt of about 1,000 tokens at concurrency 32: through kvroute, through plain Envoy, and through plain Envoy after a `/tokenize` call to a replica. Prompts, the engines' speed and who answers `/tokenize` vary; the goal is for ordinary text, engines with 10 ms a step and one replica as fast as vLLM's API server | a tenth of what the call adds; 200 us of Envoy's CPU over plain Envoy |
 //! | `feed` | time from posting a batch to the state of every worker showing it, at 100 batches a second | p50 at most 2 ms |
+//! | `events` | time from an engine's publishing a batch by ZMQ, through the bridge, to the state of every worker showing its blocks, at 100 batches a second | p50 at most 3 ms, p99 at most 10 ms |
 //! | `slices` | the longest stretch that the filter works without a turn of the event loop, for large chats in one message and in thousands | 20 ms a MiB: a body cannot be parsed in parts |
 
+#[path = "gateway/feed.rs"]
+mod feed;
 #[path = "../e2e/harness.rs"]
 #[allow(dead_code)]
 mod harness;
@@ -24,17 +27,13 @@ mod wire;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use kvroute::feed::batch::{Batch, BatchHeader};
-use kvroute::feed::record::{Record, Tier};
-use kvroute::feed::{Epoch, FeedReplicaId};
 use kvroute::gateway::Balancing;
-use kvroute::look::{SECRET_HEADER, STATE_PATH, WorkerState};
 use serde_json::{Value, json};
 
-use harness::{Gateway, MODEL, Setup, client, words};
+use harness::{Gateway, MODEL, Setup, words};
 use wire::{Wire, post};
 
-const MEASURES: [&str; 4] = ["overhead", "latency", "feed", "slices"];
+const MEASURES: [&str; 5] = ["overhead", "latency", "feed", "events", "slices"];
 
 /// One number with its goal, and how it came about.
 pub struct Measured {
@@ -80,7 +79,8 @@ fn main() -> ExitCode {
             match name {
                 "overhead" => overhead::overhead().await,
                 "latency" => latency::latency().await,
-                "feed" => vec![feed().await],
+                "feed" => vec![feed::feed().await],
+                "events" => feed::events().await,
                 _ => {
                     let most = (4 << 20) - 4096;
                     vec![
@@ -122,60 +122,6 @@ fn plain(balancing: Balancing) -> Setup {
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-async fn feed() -> Measured {
-    const BATCHES: u64 = 1000;
-    const BLOCKS: u64 = 64;
-    let gateway = Gateway::start(Setup { bridge: false, ..Setup::default() }).await;
-    gateway.all_have_slots().await;
-    // One connection to each worker.
-    let state = format!(
-        "GET {STATE_PATH} HTTP/1.1\r\nhost: bench\r\n{SECRET_HEADER}: {}\r\n\r\n",
-        gateway.envoy.bootstrap().secret
-    );
-    let mut workers: std::collections::BTreeMap<u32, Wire> = Default::default();
-    while workers.len() < 2 {
-        let mut wire = Wire::connect(gateway.envoy.ingest()).await;
-        let answer: WorkerState = serde_json::from_slice(wire.ask(state.as_bytes()).await).unwrap();
-        workers.insert(answer.slot.expect("a slot"), wire);
-    }
-    let client = client();
-    let url = format!("http://{}/kvroute/v1/feed", gateway.envoy.ingest());
-    let mut times = Vec::new();
-    let begin = Instant::now();
-    for seq in 1..=BATCHES {
-        tokio::time::sleep_until((begin + Duration::from_millis(10 * seq)).into()).await;
-        let hashes = (0..BLOCKS).map(|i| kvroute::blocks::BlockHash(seq * BLOCKS + i)).collect();
-        let stored = Record::Stored { replica: FeedReplicaId(1), tier: Tier::Gpu, parent: None, ends: vec![], hashes };
-        let batch = Batch { header: BatchHeader { epoch: Epoch { term: 1, id: 1 }, seq }, records: vec![stored] };
-        let start = Instant::now();
-        let request = client.post(&url).header(SECRET_HEADER, &gateway.envoy.bootstrap().secret).body(batch.encode());
-        let posted = tokio::spawn(request.send());
-        for wire in workers.values_mut() {
-            loop {
-                let answer: WorkerState = serde_json::from_slice(wire.ask(state.as_bytes()).await).unwrap();
-                if answer.feed.applied_seq >= seq {
-                    break;
-                }
-            }
-        }
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-        assert_eq!(posted.await.unwrap().unwrap().status(), 200);
-    }
-    times.sort_by(f64::total_cmp);
-    let at = |p: usize| times[(times.len() - 1) * p / 100];
-    let [p50, p90, p99] = [50, 90, 99].map(at);
-    Measured {
-        name: "feed_p50_ms",
-        value: p50,
-        goal: 2.0,
-        what: "ms from posting a batch until every worker has applied it, p50",
-        detail: vec![format!(
-            "{BATCHES} batches of {BLOCKS} blocks at 100 a second: p50 {p50:.2}, p90 {p90:.2}, p99 {p99:.2} ms"
-        )],
-        numbers: json!({"p50_ms": p50, "p90_ms": p90, "p99_ms": p99}),
-    }
 }
 
 /// What the workers report as their longest stretches while chats of `bytes` bytes come one after another.
