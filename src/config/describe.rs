@@ -254,6 +254,11 @@ const MEANINGS: &[(&str, &str, &str)] = &[
     ("policy.crowding", "tokens", "cost of being home to more conversations than the others"),
     ("policy.crowding_max", "tokens", "the most that crowding may cost"),
     ("policy.home_seconds", "s", "that a conversation counts as living where it was sent last"),
+    (
+        "policy.alike",
+        "tokens",
+        "by which a cost may be above the least and count as alike, a sixteenth of the prompt at most: those are taken in turn",
+    ),
     ("policy.cpu_tier", "", "what a block in host memory is worth"),
     ("policy.disk_tier", "", "what a block on disk or remote storage is worth"),
     ("policy.predicted", "", "what a block is worth that is only predicted to be there"),

@@ -94,6 +94,7 @@ impl Fleet {
                 requests: f64::from(load.requests) + f64::from(others - waiting),
                 waiting: f64::from(waiting),
                 homes: f64::from(world.homes.at(idx)),
+                rested: ask.now.since(replica.picked) as f64 / 1e9,
                 trust: self.trust(replica, ask.now).0,
                 session: session == Some(idx),
                 loading: lora.loads(replica),
@@ -144,6 +145,9 @@ impl Fleet {
         };
         if let Some(column) = self.world.members.get(idx).and_then(|r| r.column) {
             self.world.index.touch(column, flight.hashes.get(..flight.held).unwrap_or_default());
+        }
+        if let Some(replica) = self.world.members.get_mut(idx) {
+            replica.picked = ask.now;
         }
         if part != Part::Prefill {
             self.world.homes.settle(&flight.hashes, flight.held, idx, ask.now);

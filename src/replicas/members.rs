@@ -86,6 +86,8 @@ pub struct Replica {
     pub fixed: bool,
     /// Prompt tokens a second that it was seen to prefill; 0 until measured.
     pub prefill_rate: f64,
+    /// When this VM sent a request there last.
+    pub picked: Time,
     /// What it is for.
     pub role: Role,
     /// Its LoRA adapters, as the bridge has them.
@@ -275,6 +277,7 @@ impl Members {
                     feed: None,
                     fixed: false,
                     prefill_rate: 0.0,
+                    picked: Time(0),
                 });
                 let idx = ReplicaIdx(free as u16);
                 self.by_key.insert(key, idx);

@@ -27,6 +27,8 @@ pub struct Candidate {
     pub waiting: f64,
     /// Conversations that live there.
     pub homes: f64,
+    /// Seconds since a request was sent there last.
+    pub rested: f64,
     /// Trust in what it is believed to hold.
     pub trust: Trust,
     /// The session header points here.
@@ -58,6 +60,7 @@ pub struct Scored {
     /// Of the cost, what it has for being home to more conversations than the others.
     pub crowding: f64,
     load: f64,
+    rested: f64,
     lot: u64,
 }
 
@@ -121,10 +124,11 @@ fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidat
     let session = if c.session { 0.0 } else { sane(policy.session) };
     let loading = if c.loading { sane(policy.adapter) } else { 0.0 };
     let cost = tokens - credit + load + session + loading;
-    Scored { candidate: at, cost, credit, crowding, load, lot: lot(request.seed, at) }
+    Scored { candidate: at, cost, credit, crowding, load, rested: sane(c.rested), lot: lot(request.seed, at) }
 }
 
-/// The best `1 + next` candidates, best first. Equal to the token, the least loaded goes first, then chance.
+/// The best `1 + next` candidates, best first. Those that are alike are taken in turn: the one that rested longest goes
+/// first, then the least loaded, then chance.
 pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: usize) -> Vec<Scored> {
     let bound = bound(policy, candidates);
     let scored = candidates.iter().enumerate().map(|(at, c)| score(policy, request, bound, at, c));
@@ -135,15 +139,26 @@ pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: 
             let uniform = ((s.lot >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
             s.load = s.cost + sane(policy.temperature) * (-uniform.ln()).ln();
         }
-        return best(scored, next, |s| (0, s.load));
+        return best(scored, next, |_| (0, 0.0));
     }
-    best(scored, next, |s| (s.cost.round() as i64, s.load))
+    let least = scored.iter().map(|s| s.cost).fold(f64::INFINITY, f64::min);
+    let near = least.round() + alike(policy, request);
+    best(scored, next, |s| match s.cost.round() <= near {
+        true => (i64::MIN, -s.rested),
+        false => (s.cost.round() as i64, 0.0),
+    })
+}
+
+/// Costs as close as this are alike.
+fn alike(policy: &Policy, request: &Request) -> f64 {
+    sane(policy.alike).min(sane(request.tokens) / 16.0).floor()
 }
 
 fn best(mut scored: Vec<Scored>, next: usize, key: impl Fn(&Scored) -> (i64, f64)) -> Vec<Scored> {
     let order = |a: &Scored, b: &Scored| {
         let (a_key, b_key) = (key(a), key(b));
-        a_key.0.cmp(&b_key.0).then(a_key.1.total_cmp(&b_key.1)).then(a.lot.cmp(&b.lot))
+        let by_key = a_key.0.cmp(&b_key.0).then(a_key.1.total_cmp(&b_key.1));
+        by_key.then(a.load.total_cmp(&b.load)).then(a.lot.cmp(&b.lot))
     };
     if next + 1 < scored.len() {
         scored.select_nth_unstable_by(next, order);

@@ -12,7 +12,7 @@ pub enum Reason {
     Cache,
     /// It is less loaded, though another holds as much of the prompt or more.
     Load,
-    /// Several were alike; the lot decided.
+    /// Several were alike; the one whose turn it was, or the lot.
     Tie,
     /// There is no other.
     Only,

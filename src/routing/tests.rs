@@ -10,7 +10,7 @@ fn number() -> impl Strategy<Value = f64> {
 fn candidate() -> impl Strategy<Value = Candidate> {
     let trust = prop_oneof![Just(Trust::Exact), Just(Trust::CatchingUp), Just(Trust::Stale), Just(Trust::NoEvents)];
     let matched = (number(), number(), number(), number(), number());
-    let load = (number(), number(), number(), number(), number());
+    let load = (number(), number(), number(), number(), number(), number());
     (matched, load, trust, any::<[bool; 2]>()).prop_map(|(m, l, trust, [session, loading])| Candidate {
         matched: m.0,
         cpu: m.1,
@@ -22,6 +22,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
         requests: l.2,
         waiting: l.3,
         homes: l.4,
+        rested: l.5,
         trust,
         session,
         loading,
@@ -59,6 +60,7 @@ proptest! {
         let finite = |x: f64| if x.is_finite() && x > 0.0 { x.min(1e9) } else { 0.0 };
         let mut candidates = candidates;
         for c in &mut candidates {
+            c.rested = finite(c.rested).round();
             for x in [&mut c.matched, &mut c.prefill, &mut c.context, &mut c.requests, &mut c.waiting, &mut c.homes] {
                 *x = finite(*x);
             }
@@ -90,6 +92,19 @@ fn ties_go_to_the_least_loaded_then_by_lot() {
         let request = Request { tokens: 100.0, seed, ..Request::default() };
         assert_eq!(rank(&policy, &request, &[busy, idle], 1)[0].candidate, 1);
     }
+}
+
+#[test]
+fn those_that_are_alike_are_taken_in_turn() {
+    let policy = Policy::default();
+    let best =
+        |tokens, all: &[Candidate]| rank(&policy, &Request { tokens, ..Request::default() }, all, 0)[0].candidate;
+    let warm = Candidate { matched: 112.0, requests: 0.0, rested: 1.0, trust: Trust::Exact, ..Candidate::default() };
+    let rested = Candidate { matched: 0.0, rested: 2.0, ..warm };
+    assert_eq!(best(4000.0, &[warm, rested]), 1);
+    assert_eq!(best(4000.0, &[Candidate { matched: 144.0, ..warm }, rested]), 0);
+    // Of a short prompt each block counts.
+    assert_eq!(best(200.0, &[Candidate { matched: 16.0, ..warm }, rested]), 0);
 }
 
 #[test]

@@ -14,24 +14,28 @@ pub struct Oracle {
     block_size: u32,
     dice: Dice,
     homes: Homes,
+    picked: Vec<Time>,
 }
 
 impl Oracle {
     pub fn new(scenario: &Scenario, dice: Dice) -> Self {
         let (policy, block_size) = (scenario.policy.clone(), scenario.block_size);
-        Oracle { policy, block_size, dice, homes: Homes::default() }
+        Oracle { policy, block_size, dice, homes: Homes::default(), picked: Vec::new() }
     }
 }
 
 impl Policy for Oracle {
     fn pick(&mut self, call: &Call, view: View<'_>) -> usize {
         let mut all = candidates(view.truth, call, self.block_size);
+        self.picked.resize(all.len(), Time(0));
         for (at, candidate) in all.iter_mut().enumerate() {
             candidate.homes = f64::from(self.homes.at(ReplicaIdx(at as u16)));
+            candidate.rested = view.now.since(self.picked[at]) as f64 / 1e9;
         }
         let mean_homes = all.iter().map(|c| c.homes).sum::<f64>() / all.len().max(1) as f64;
         let request = Request { tokens: call.prompt as f64, mean_homes, seed: self.dice.draw() };
         let picked = rank(&self.policy, &request, &all, 0).first().map_or(0, |s| s.candidate);
+        self.picked[picked] = view.now;
         let matched = (all[picked].matched / f64::from(self.block_size)) as usize;
         self.homes.settle(call.prompt_chain(), matched, ReplicaIdx(picked as u16), view.now);
         picked
