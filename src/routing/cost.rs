@@ -1,5 +1,7 @@
 //! Cost and ranking.
 
+use std::cmp::Ordering;
+
 use super::policy::Policy;
 use crate::feed::record::Trust;
 
@@ -127,8 +129,8 @@ fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidat
     Scored { candidate: at, cost, credit, crowding, load, rested: sane(c.rested), lot: lot(request.seed, at) }
 }
 
-/// The best `1 + next` candidates, best first. Those that are alike are taken in turn: the one that rested longest goes
-/// first, then the least loaded, then chance.
+/// The best `1 + next` candidates, best first. Of those that are as good as the cheapest it is the turn of the one that
+/// rested longest; after it they come by cost, and equal to the token the least loaded first, then by chance.
 pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: usize) -> Vec<Scored> {
     let bound = bound(policy, candidates);
     let scored = candidates.iter().enumerate().map(|(at, c)| score(policy, request, bound, at, c));
@@ -139,27 +141,41 @@ pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: 
             let uniform = ((s.lot >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
             s.load = s.cost + sane(policy.temperature) * (-uniform.ln()).ln();
         }
-        return best(scored, next, |_| (0, 0.0));
+        return best(scored, next, |s| (0, s.load));
     }
-    let least = scored.iter().map(|s| s.cost).fold(f64::INFINITY, f64::min);
-    let near = least.round() + alike(policy, request);
-    best(scored, next, |s| match s.cost.round() <= near {
-        true => (i64::MIN, -s.rested),
-        false => (s.cost.round() as i64, 0.0),
-    })
+    let turn = turn(&scored, alike(policy, request));
+    best(scored, next, |s| if Some(s.candidate) == turn { (i64::MIN, s.load) } else { by_cost(s) })
 }
 
 /// Costs as close as this are alike.
 fn alike(policy: &Policy, request: &Request) -> f64 {
-    sane(policy.alike).min(sane(request.tokens) / 16.0).floor()
+    sane(policy.alike).min(sane(request.tokens) / 16.0)
+}
+
+fn by_cost(s: &Scored) -> (i64, f64) {
+    (s.cost.round() as i64, s.load)
+}
+
+/// Whose turn it is: of those that cost by no more than `alike` more than the cheapest and hold as much of the prompt,
+/// and are home to as many, the one that rested longest. Cache is not given up for it.
+fn turn(scored: &[Scored], alike: f64) -> Option<usize> {
+    let cheapest = scored.iter().min_by(|a, b| in_order(a, b, by_cost))?;
+    // In steps, so that a home more or less decides nothing.
+    let crowding = |s: &Scored| (s.crowding / 32.0).floor();
+    let near = |s: &&Scored| {
+        s.cost <= cheapest.cost + alike && s.credit >= cheapest.credit && crowding(s) <= crowding(cheapest)
+    };
+    let longest = |a: &&Scored, b: &&Scored| b.rested.total_cmp(&a.rested).then_with(|| in_order(a, b, by_cost));
+    scored.iter().filter(near).min_by(longest).map(|s| s.candidate)
+}
+
+fn in_order(a: &Scored, b: &Scored, key: impl Fn(&Scored) -> (i64, f64)) -> Ordering {
+    let (a_key, b_key) = (key(a), key(b));
+    a_key.0.cmp(&b_key.0).then(a_key.1.total_cmp(&b_key.1)).then(a.lot.cmp(&b.lot))
 }
 
 fn best(mut scored: Vec<Scored>, next: usize, key: impl Fn(&Scored) -> (i64, f64)) -> Vec<Scored> {
-    let order = |a: &Scored, b: &Scored| {
-        let (a_key, b_key) = (key(a), key(b));
-        let by_key = a_key.0.cmp(&b_key.0).then(a_key.1.total_cmp(&b_key.1));
-        by_key.then(a.load.total_cmp(&b.load)).then(a.lot.cmp(&b.lot))
-    };
+    let order = |a: &Scored, b: &Scored| in_order(a, b, &key);
     if next + 1 < scored.len() {
         scored.select_nth_unstable_by(next, order);
         scored.truncate(next + 1);

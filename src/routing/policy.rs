@@ -12,7 +12,7 @@ pub struct Policy {
     /// from 1 on nothing is gained by waiting for a prefix that is under way. Default 0.8.
     pub queue: f64,
     /// Cost of each token in the context of the requests that run there: they slow each step and fill the cache.
-    /// Higher evens out long contexts, at the price of queues that are less even. Default 0.012.
+    /// Higher evens out long contexts, at the price of queues that are less even. Default 0.008.
     pub context: f64,
     /// Cost of each request that runs there. Higher makes the numbers of requests more even. Default 32.
     pub request: f64,
@@ -56,10 +56,10 @@ pub struct Policy {
     /// Prompt tokens that the replica which answers would have to prefill, from which on another one is asked to prefill
     /// for it, where there are replicas for that. Higher leaves more to it; 0: it always prefills itself. Default 16.
     pub remote_prefill: f64,
-    /// Costs that are above the least by no more tokens than this are alike: of such replicas the one is taken that got
-    /// no request for the longest time. At most a sixteenth of the prompt, so that short prompts find their blocks.
-    /// The cost cannot see how far a replica is in its step; requests in turn seldom meet in one. Higher spreads in
-    /// time, at the price of a little cache. Default 128.
+    /// Replicas that cost by no more tokens than this more than the cheapest, and hold as much of the prompt, are alike:
+    /// the one is taken that got no request for the longest time. At most a sixteenth of the prompt. The cost cannot
+    /// see how far an engine is in its step, and requests in turn seldom meet in one. Higher spreads more evenly in
+    /// time and less evenly in load. Default 128.
     pub alike: f64,
     /// Randomness: 0 takes the cheapest; T makes a replica that costs T tokens more e times less likely.
     /// Default 0.
@@ -72,7 +72,7 @@ impl Default for Policy {
     fn default() -> Self {
         Policy {
             queue: 0.8,
-            context: 0.012,
+            context: 0.008,
             request: 32.0,
             waiting: 512.0,
             bound: 0.0,

@@ -99,12 +99,12 @@ fn those_that_are_alike_are_taken_in_turn() {
     let policy = Policy::default();
     let best =
         |tokens, all: &[Candidate]| rank(&policy, &Request { tokens, ..Request::default() }, all, 0)[0].candidate;
-    let warm = Candidate { matched: 112.0, requests: 0.0, rested: 1.0, trust: Trust::Exact, ..Candidate::default() };
-    let rested = Candidate { matched: 0.0, rested: 2.0, ..warm };
-    assert_eq!(best(4000.0, &[warm, rested]), 1);
-    assert_eq!(best(4000.0, &[Candidate { matched: 144.0, ..warm }, rested]), 0);
-    // Of a short prompt each block counts.
-    assert_eq!(best(200.0, &[Candidate { matched: 16.0, ..warm }, rested]), 0);
+    let busy = |requests| Candidate { requests, rested: 2.0, trust: Trust::Exact, ..Candidate::default() };
+    let idle = Candidate { rested: 1.0, ..busy(0.0) };
+    assert_eq!(best(4000.0, &[idle, busy(4.0)]), 1);
+    assert_eq!(best(4000.0, &[idle, busy(5.0)]), 0);
+    assert_eq!(best(400.0, &[idle, busy(1.0)]), 0, "of a short prompt each token counts");
+    assert_eq!(best(4000.0, &[Candidate { matched: 16.0, ..idle }, busy(0.0)]), 0, "cache is not given up for a turn");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn the_policy_is_read_strictly() {
 
 #[test]
 fn an_adapter_that_is_ready_is_worth_as_much_as_its_weight_says() {
-    let policy = Policy::default();
+    let policy = Policy { alike: 0.0, ..Policy::default() };
     let request = Request { tokens: 2000.0, seed: 3, ..Request::default() };
     let ready = Candidate { trust: Trust::Exact, ..Candidate::default() };
     let loads = |matched| Candidate { loading: true, matched, ..ready };
