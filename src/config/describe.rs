@@ -255,6 +255,11 @@ const MEANINGS: &[(&str, &str, &str)] = &[
     ("policy.crowding_max", "tokens", "the most that crowding may cost"),
     ("policy.home_seconds", "s", "that a conversation counts as living where it was sent last"),
     (
+        "policy.copy",
+        "",
+        "of what requests would have saved on a less loaded replica, what is taken off the cost of computing their prefix there",
+    ),
+    (
         "policy.alike",
         "tokens",
         "by which a cost may be above the least and count as alike, a sixteenth of the prompt at most: those are taken in turn",

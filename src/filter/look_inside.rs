@@ -192,7 +192,7 @@ fn no_pick(kind: NoKey) -> &'static str {
 }
 
 fn candidate(c: &CandidateReceipt, tokens: u64) -> Candidate {
-    let cost_prefill = tokens.saturating_sub(c.credit) as f64;
+    let cost_prefill = (tokens.saturating_sub(c.credit) as f64 - c.wanted).max(0.0);
     Candidate {
         address: c.address.clone(),
         rank: c.rank,

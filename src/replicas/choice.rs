@@ -15,10 +15,22 @@ use crate::index::Held;
 use crate::index::Walk;
 #[cfg(test)]
 use crate::routing::rank;
-use crate::routing::{Candidate, CandidateReceipt, PrefillReceipt, Reason, Receipt, Request, Scored, last_token_cap};
+use crate::routing::{
+    Candidate, CandidateReceipt, PrefillReceipt, Reason, Receipt, Request, Scored, last_token_cap, missed,
+};
 
 /// A replica that is compared, and what it holds of the prompt.
 pub(super) type Seen = (ReplicaIdx, Held);
+
+/// How long it takes until half of what a prefix was wanted for is forgotten, in seconds.
+pub(crate) const WANTED_FOR: u64 = 60;
+
+impl Matching {
+    /// The first block of the prompt that is not held.
+    fn lacks(&self, held: Held) -> Option<BlockHash> {
+        self.hashes.get(held.blocks as usize).copied()
+    }
+}
 
 /// Candidates that were compared, and their ranking.
 #[derive(Clone, Copy)]
@@ -94,6 +106,7 @@ impl Fleet {
                 requests: f64::from(load.requests) + f64::from(others - waiting),
                 waiting: f64::from(waiting),
                 homes: f64::from(world.homes.at(idx)),
+                wanted: matching.lacks(held).map_or(0.0, |from| replica.wants.tokens(from, ask.now, WANTED_FOR)),
                 rested: ask.now.since(replica.picked) as f64 / 1e9,
                 trust: self.trust(replica, ask.now).0,
                 session: session == Some(idx),
@@ -106,6 +119,25 @@ impl Fleet {
         let mean_homes = homes / seen.len().max(1) as f64;
         let seed = self.random ^ matching.hashes.last().map_or(0, |h| h.0) ^ ask.now.0.rotate_left(17);
         (seen, plain, Request { tokens: ask.tokens as f64, mean_homes, seed })
+    }
+
+    /// A request goes to `best`: what others lack for it, and that it will lack nothing.
+    pub(super) fn want(&mut self, matching: &Matching, ask: &Ask<'_>, seen: &[Seen], plain: &[Candidate], best: usize) {
+        let policy = ask.policy.unwrap_or(&self.policy);
+        let missed = missed(policy, plain, best);
+        if let Some((idx, held)) = seen.get(best)
+            && let Some(from) = matching.lacks(*held)
+            && let Some(replica) = self.world.members.get_mut(*idx)
+        {
+            replica.wants.met(from);
+        }
+        if let Some((at, gain)) = missed
+            && let Some((idx, held)) = seen.get(at)
+            && let Some(from) = matching.lacks(*held)
+            && let Some(replica) = self.world.members.get_mut(*idx)
+        {
+            replica.wants.add(from, gain, ask.now, WANTED_FOR);
+        }
     }
 
     /// The rank of a target, where its address has several.
@@ -243,6 +275,7 @@ impl Fleet {
                 predicted: c.predicted as u64,
                 unconfirmed: c.unconfirmed as u64,
                 credit: s.credit as u64,
+                wanted: s.wanted,
                 uncached: ask.tokens.saturating_sub(c.matched as u64),
                 booked_requests: load.requests,
                 booked_prefill: load.prefill as u64,

@@ -476,6 +476,7 @@ impl Fleet {
         // Before the decode, so that its booking knows that another one prefills.
         let prefill = self.book_prefill(matching, ask, &prefill);
         let part = if prefill.is_some() { Part::Decode } else { Part::Whole };
+        self.want(matching, ask, &seen, &plain, best.candidate);
         let booking = self.book(idx, matching, ask, matched, held, part);
         Ok(Pick { best: first, rank, next, booking, prefill, matched, predicted, cost: best.cost, reason, receipt })
     }

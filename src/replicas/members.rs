@@ -11,6 +11,7 @@ use crate::feed::FeedReplicaId;
 use crate::feed::record::{Adapters, LoadReport, ReplicaInfo, Standing, Trust};
 use crate::feed::role::Role;
 use crate::index::Column;
+use crate::routing::Wants;
 
 /// A replica's dense local number. Means nothing in another VM; may be given anew when a replica goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +87,8 @@ pub struct Replica {
     pub fixed: bool,
     /// Prompt tokens a second that it was seen to prefill; 0 until measured.
     pub prefill_rate: f64,
+    /// Prefixes that it lacks and that others were asked for.
+    pub wants: Wants,
     /// When this VM sent a request there last.
     pub picked: Time,
     /// What it is for.
@@ -277,6 +280,7 @@ impl Members {
                     feed: None,
                     fixed: false,
                     prefill_rate: 0.0,
+                    wants: Wants::default(),
                     picked: Time(0),
                 });
                 let idx = ReplicaIdx(free as u16);

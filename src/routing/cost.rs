@@ -29,6 +29,8 @@ pub struct Candidate {
     pub waiting: f64,
     /// Conversations that live there.
     pub homes: f64,
+    /// Tokens that earlier requests would have saved if it held what it lacks of this prompt and others hold.
+    pub wanted: f64,
     /// Seconds since a request was sent there last.
     pub rested: f64,
     /// Trust in what it is believed to hold.
@@ -59,6 +61,8 @@ pub struct Scored {
     pub cost: f64,
     /// Tokens of the match that counted, after the discounts.
     pub credit: f64,
+    /// Tokens of the rest that are not counted, since a copy would have saved them to earlier requests.
+    pub wanted: f64,
     /// Of the cost, what it has for being home to more conversations than the others.
     pub crowding: f64,
     load: f64,
@@ -125,8 +129,9 @@ fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidat
         + if requests(c) > bound { OVER } else { 0.0 };
     let session = if c.session { 0.0 } else { sane(policy.session) };
     let loading = if c.loading { sane(policy.adapter) } else { 0.0 };
-    let cost = tokens - credit + load + session + loading;
-    Scored { candidate: at, cost, credit, crowding, load, rested: sane(c.rested), lot: lot(request.seed, at) }
+    let wanted = sane(policy.copy * sane(c.wanted)).min(tokens - credit);
+    let cost = tokens - credit - wanted + load + session + loading;
+    Scored { candidate: at, cost, credit, wanted, crowding, load, rested: sane(c.rested), lot: lot(request.seed, at) }
 }
 
 /// The best `1 + next` candidates, best first. Of those that are as good as the cheapest it is the turn of the one that
@@ -145,6 +150,24 @@ pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: 
     }
     let turn = turn(&scored, alike(policy, request));
     best(scored, next, |s| if Some(s.candidate) == turn { (i64::MIN, s.load) } else { by_cost(s) })
+}
+
+/// Tokens of load by which one replica may be above another without its being worth a copy of anything.
+const SMALL: f64 = 1000.0;
+
+/// Who would have been the better place for the request that goes to `best`, but for what it lacks of the prompt, and
+/// by how many tokens: the difference of the loads that stay (prompts that wait are soon computed), less a small one.
+pub fn missed(policy: &Policy, candidates: &[Candidate], best: usize) -> Option<(usize, f64)> {
+    let stays = |c: &Candidate| {
+        sane(policy.context * sane(c.context))
+            + sane(policy.request * sane(c.requests))
+            + sane(policy.waiting * sane(c.waiting))
+    };
+    let picked = candidates.get(best)?;
+    let lacks = candidates.iter().enumerate().filter(|(_, c)| sane(c.matched) < sane(picked.matched));
+    let (at, least) = lacks.map(|(at, c)| (at, stays(c))).min_by(|a, b| a.1.total_cmp(&b.1))?;
+    let gain = stays(picked) - least - SMALL;
+    (gain > 0.0 && policy.copy > 0.0).then_some((at, gain))
 }
 
 /// Costs as close as this are alike.

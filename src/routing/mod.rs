@@ -16,10 +16,12 @@
 mod cost;
 mod policy;
 mod receipt;
+mod wants;
 
-pub use cost::{Candidate, Request, Scored, last_token_cap, rank};
+pub use cost::{Candidate, Request, Scored, last_token_cap, missed, rank};
 pub use policy::Policy;
 pub use receipt::{CandidateReceipt, Line, Mode, PrefillReceipt, Reason, Receipt, Spent};
+pub use wants::Wants;
 
 #[cfg(test)]
 mod tests;

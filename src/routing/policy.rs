@@ -56,6 +56,11 @@ pub struct Policy {
     /// Prompt tokens that the replica which answers would have to prefill, from which on another one is asked to prefill
     /// for it, where there are replicas for that. Higher leaves more to it; 0: it always prefills itself. Default 16.
     pub remote_prefill: f64,
+    /// Copies of prefixes that many want: of the tokens that requests for it would have saved on a less loaded replica
+    /// (by more than 1,000), if that held it, this share is taken off what it costs to compute it there. They add up,
+    /// those of one request a second at most, and halve every 60 s. Higher copies sooner; 0: only where it pays for a
+    /// single request. Default 1.
+    pub copy: f64,
     /// Replicas that cost by no more tokens than this more than the cheapest, and hold as much of the prompt, are alike:
     /// the one is taken that got no request for the longest time. At most a sixteenth of the prompt. The cost cannot
     /// see how far an engine is in its step, and requests in turn seldom meet in one. Higher spreads more evenly in
@@ -90,6 +95,7 @@ impl Default for Policy {
             session: 0.0,
             adapter: 512.0,
             remote_prefill: 16.0,
+            copy: 1.0,
             alike: 128.0,
             temperature: 0.0,
             candidates: 3,
@@ -104,7 +110,7 @@ impl Policy {
     pub const MOST_CANDIDATES: usize = 16;
 
     /// Its weights.
-    pub fn weights(&self) -> [(&'static str, f64); 11] {
+    pub fn weights(&self) -> [(&'static str, f64); 12] {
         [
             ("queue", self.queue),
             ("context", self.context),
@@ -115,6 +121,7 @@ impl Policy {
             ("session", self.session),
             ("adapter", self.adapter),
             ("remote_prefill", self.remote_prefill),
+            ("copy", self.copy),
             ("alike", self.alike),
             ("temperature", self.temperature),
         ]

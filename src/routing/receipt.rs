@@ -51,6 +51,10 @@ pub struct CandidateReceipt {
     pub unconfirmed: u64,
     /// Tokens of the match that counted, after the discounts.
     pub credit: u64,
+    /// Tokens of the rest that are not counted, since a copy would have saved them to earlier requests; left out where
+    /// there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub wanted: f64,
     /// Tokens of this prompt that it would have to prefill.
     pub uncached: u64,
     /// Requests booked there by this gateway.
@@ -78,8 +82,8 @@ pub struct CandidateReceipt {
     /// Of the cost, what it has for loading the adapter; left out where it has none.
     #[serde(skip_serializing_if = "is_zero")]
     pub loading: f64,
-    /// The sum that decides; smaller is better. It is what of the prompt is not credited, the crowding, and for
-    /// the rest load.
+    /// The sum that decides; smaller is better. It is what of the prompt is not credited (less what is wanted
+    /// there), the crowding, and for the rest load.
     pub cost: f64,
 }
 
@@ -244,6 +248,7 @@ mod tests {
             matched: 64,
             predicted: 0,
             unconfirmed: 0,
+            wanted: 0.0,
             credit: 64,
             uncached: 36,
             booked_requests: 1,

@@ -10,7 +10,7 @@ fn number() -> impl Strategy<Value = f64> {
 fn candidate() -> impl Strategy<Value = Candidate> {
     let trust = prop_oneof![Just(Trust::Exact), Just(Trust::CatchingUp), Just(Trust::Stale), Just(Trust::NoEvents)];
     let matched = (number(), number(), number(), number(), number());
-    let load = (number(), number(), number(), number(), number(), number());
+    let load = (number(), number(), number(), number(), number(), number(), number());
     (matched, load, trust, any::<[bool; 2]>()).prop_map(|(m, l, trust, [session, loading])| Candidate {
         matched: m.0,
         cpu: m.1,
@@ -23,6 +23,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
         waiting: l.3,
         homes: l.4,
         rested: l.5,
+        wanted: l.6,
         trust,
         session,
         loading,
@@ -61,6 +62,7 @@ proptest! {
         let mut candidates = candidates;
         for c in &mut candidates {
             c.rested = finite(c.rested).round();
+            c.wanted = finite(c.wanted);
             for x in [&mut c.matched, &mut c.prefill, &mut c.context, &mut c.requests, &mut c.waiting, &mut c.homes] {
                 *x = finite(*x);
             }
@@ -168,4 +170,22 @@ fn an_adapter_that_is_ready_is_worth_as_much_as_its_weight_says() {
     assert_eq!((first(policy.adapter - 16.0), first(policy.adapter + 16.0)), (1, 0));
     let ranking = rank(&policy, &request, &[loads(0.0), ready], 1);
     assert_eq!(ranking[1].cost - ranking[0].cost, policy.adapter);
+}
+
+#[test]
+fn what_many_want_is_held_once_more_when_that_pays_for_them_together() {
+    let (policy, tokens) = (Policy::default(), 6000.0);
+    let exact = Candidate { trust: Trust::Exact, ..Candidate::default() };
+    // One holds it and is busy, one came late.
+    let busy = Candidate { matched: 5900.0, requests: 20.0, context: 120_000.0, ..exact };
+    let request = Request { tokens, seed: 1, ..Request::default() };
+    let first = |late: Candidate| rank(&policy, &request, &[busy, late], 0)[0];
+    assert_eq!(first(exact).candidate, 0, "alone it does not pay");
+    assert_eq!(missed(&policy, &[busy, exact], 0), Some((1, 20.0 * 32.0 + 120_000.0 * 0.008 - 1000.0)));
+    assert_eq!(missed(&policy, &[busy, Candidate { matched: 5900.0, ..exact }], 0), None, "it lacks nothing");
+    assert_eq!(missed(&policy, &[exact, busy], 1).map(|m| m.0), Some(0));
+    assert_eq!(missed(&Policy { copy: 0.0, ..policy.clone() }, &[busy, exact], 0), None);
+    let paid = first(Candidate { wanted: 5000.0, ..exact });
+    assert_eq!((paid.candidate, paid.wanted), (1, 5000.0));
+    assert_eq!(first(Candidate { wanted: 1e9, ..exact }).cost, 0.0, "no more than what it lacks");
 }

@@ -128,7 +128,8 @@ pub fn legend(choices: &[Choice]) -> String {
     format!(
         "\nblocks: of the prompt, from its start, that it holds\n\
          cost: prefill + load + crowd, in tokens; the least wins\n\
-         prefill: tokens of the prompt that are not there, or not relied on\n\
+         prefill: tokens of the prompt that are not there, or not relied on, less what a copy of them would\n\
+         have saved to earlier requests (policy.copy)\n\
          crowd: for being home to more conversations than others\n{adapter}{LEGEND}{}",
         trust_notes(candidates.iter().map(|r| r.trust.as_str()))
     )

@@ -1,0 +1,93 @@
+//! What it would have saved to hold a prefix on one more replica.
+//!
+//! The cost of one request never pays for a copy of a long prefix that hundreds ask for: each of them finds it cheaper
+//! to stand behind the others than to compute it anew, and a replica that came late stays idle. So a replica that
+//! would have been the better place but for the prefix it lacks remembers by how much; once that adds up to what a
+//! copy costs, the copy is made (the rule by which pages are replicated on line: pay as much again, not more).
+
+use crate::blocks::BlockHash;
+use crate::clock::{SECOND, Time};
+
+/// Prefixes that one replica remembers.
+const PLACES: usize = 8;
+/// The gain of requests that come together counts as that of one: what they queue behind is soon over.
+const APART: f64 = 1e9;
+
+#[derive(Clone, Copy, Debug)]
+struct Want {
+    /// The first block that is not held there.
+    from: BlockHash,
+    tokens: f64,
+    at: Time,
+}
+
+/// The prefixes that one replica lacks and others were asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Wants(Vec<Want>);
+
+impl Wants {
+    /// Tokens that requests would have saved if the chain were held there from this block on; half of what it was
+    /// `half_life` seconds ago.
+    pub fn tokens(&self, from: BlockHash, now: Time, half_life: u64) -> f64 {
+        self.0.iter().find(|want| want.from == from).map_or(0.0, |want| faded(want, now, half_life))
+    }
+
+    /// A request would have saved `gain` tokens.
+    pub fn add(&mut self, from: BlockHash, gain: f64, now: Time, half_life: u64) {
+        if let Some(want) = self.0.iter_mut().find(|want| want.from == from) {
+            let share = (now.since(want.at) as f64 / APART).min(1.0);
+            want.tokens = faded(want, now, half_life) + gain * share;
+            want.at = now;
+            return;
+        }
+        let new = Want { from, tokens: 0.0, at: now };
+        if self.0.len() < PLACES {
+            self.0.push(new);
+        } else if let Some(oldest) = self.0.iter_mut().min_by_key(|want| want.at) {
+            *oldest = new;
+        }
+    }
+
+    /// A request that asked for this block on went there: it will hold it.
+    pub fn met(&mut self, from: BlockHash) {
+        self.0.retain(|want| want.from != from);
+    }
+}
+
+fn faded(want: &Want, now: Time, half_life: u64) -> f64 {
+    let lives = now.since(want.at) as f64 / (half_life.max(1).saturating_mul(SECOND)) as f64;
+    want.tokens * 0.5f64.powf(lives)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF: u64 = 60;
+
+    #[test]
+    fn what_is_wanted_adds_up_and_fades() {
+        let (mut wants, block, other) = (Wants::default(), BlockHash(1), BlockHash(2));
+        wants.add(block, 100.0, Time(0), HALF);
+        assert_eq!(wants.tokens(block, Time(0), HALF), 0.0, "one request says nothing of the next");
+        wants.add(block, 100.0, Time(SECOND), HALF);
+        assert_eq!(wants.tokens(block, Time(SECOND), HALF), 100.0);
+        assert_eq!(wants.tokens(block, Time(61 * SECOND), HALF), 50.0);
+        assert_eq!(wants.tokens(other, Time(SECOND), HALF), 0.0);
+        wants.met(block);
+        assert_eq!(wants.tokens(block, Time(SECOND), HALF), 0.0);
+    }
+
+    #[test]
+    fn those_that_come_together_count_once_and_the_memory_is_bounded() {
+        let mut wants = Wants::default();
+        for _ in 0..100 {
+            wants.add(BlockHash(1), 100.0, Time(SECOND), HALF);
+        }
+        assert_eq!(wants.tokens(BlockHash(1), Time(SECOND), HALF), 0.0);
+        for n in 0..100 {
+            wants.add(BlockHash(n), 1.0, Time(n * SECOND), HALF);
+        }
+        assert_eq!(wants.0.len(), PLACES);
+    }
+}
