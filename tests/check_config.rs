@@ -69,7 +69,7 @@ fn complete() -> Value {
             "chat_completions": ["/chat"], "completions": ["/c"], "messages": ["/m"], "responses": ["/r"],
         },
         "policy": {
-            "queue": 0.5, "context": 0.02, "request": 16, "waiting": 512, "bound": 1.25, "crowding": 2000, "crowding_max": 2500, "alike": 128, "copy": 1,
+            "queue": 0.5, "context": 0.02, "request": 16, "waiting": 512, "bound": 1.25, "crowding": 2000, "crowding_max": 2500, "alike": 192, "copy": 1,
             "home_seconds": 120, "cpu_tier": 0.8, "disk_tier": 0.4, "predicted": 0.95, "catching_up": 0.9,
             "stale": 0.5, "no_events": 0.8, "load_max_age_ms": 5000, "session": 0, "adapter": 512, "remote_prefill": 16, "temperature": 0, "unconfirmed": 0.5,
             "candidates": 3,

@@ -64,7 +64,7 @@ pub struct Policy {
     /// Replicas that cost by no more tokens than this more than the cheapest, and hold as much of the prompt, are alike:
     /// the one is taken that got no request for the longest time. At most a sixteenth of the prompt. The cost cannot
     /// see how far an engine is in its step, and requests in turn seldom meet in one. Higher spreads more evenly in
-    /// time and less evenly in load. Default 128.
+    /// time and less evenly in load. Default 192.
     pub alike: f64,
     /// Randomness: 0 takes the cheapest; T makes a replica that costs T tokens more e times less likely.
     /// Default 0.
@@ -96,7 +96,7 @@ impl Default for Policy {
             adapter: 512.0,
             remote_prefill: 16.0,
             copy: 1.0,
-            alike: 128.0,
+            alike: 192.0,
             temperature: 0.0,
             candidates: 3,
         }

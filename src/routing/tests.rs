@@ -103,8 +103,8 @@ fn those_that_are_alike_are_taken_in_turn() {
         |tokens, all: &[Candidate]| rank(&policy, &Request { tokens, ..Request::default() }, all, 0)[0].candidate;
     let busy = |requests| Candidate { requests, rested: 2.0, trust: Trust::Exact, ..Candidate::default() };
     let idle = Candidate { rested: 1.0, ..busy(0.0) };
-    assert_eq!(best(4000.0, &[idle, busy(4.0)]), 1);
-    assert_eq!(best(4000.0, &[idle, busy(5.0)]), 0);
+    assert_eq!(best(4000.0, &[idle, busy(6.0)]), 1);
+    assert_eq!(best(4000.0, &[idle, busy(7.0)]), 0);
     assert_eq!(best(400.0, &[idle, busy(1.0)]), 0, "of a short prompt each token counts");
     assert_eq!(best(4000.0, &[Candidate { matched: 16.0, ..idle }, busy(0.0)]), 0, "cache is not given up for a turn");
 }
