@@ -22,9 +22,6 @@ use crate::routing::{
 /// A replica that is compared, and what it holds of the prompt.
 pub(super) type Seen = (ReplicaIdx, Held);
 
-/// How long it takes until half of what a prefix was wanted for is forgotten, in seconds.
-pub(crate) const WANTED_FOR: u64 = 60;
-
 impl Matching {
     /// The first block of the prompt that is not held.
     fn lacks(&self, held: Held) -> Option<BlockHash> {
@@ -106,7 +103,7 @@ impl Fleet {
                 requests: f64::from(load.requests) + f64::from(others - waiting),
                 waiting: f64::from(waiting),
                 homes: f64::from(world.homes.at(idx)),
-                wanted: matching.lacks(held).map_or(0.0, |from| replica.wants.tokens(from, ask.now, WANTED_FOR)),
+                wanted: matching.lacks(held).map_or(0.0, |from| replica.wants.tokens(from, ask.now)),
                 rested: ask.now.since(replica.picked) as f64 / 1e9,
                 trust: self.trust(replica, ask.now).0,
                 session: session == Some(idx),
@@ -136,7 +133,7 @@ impl Fleet {
             && let Some(from) = matching.lacks(*held)
             && let Some(replica) = self.world.members.get_mut(*idx)
         {
-            replica.wants.add(from, gain, ask.now, WANTED_FOR);
+            replica.wants.add(from, gain, ask.now);
         }
     }
 

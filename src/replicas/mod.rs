@@ -23,7 +23,6 @@ mod words;
 mod world;
 
 pub use book::BookingId;
-pub(crate) use choice::WANTED_FOR;
 pub use fleet::{Ask, Fleet, FleetSettings, Matching, Pick, Target};
 #[cfg(not(target_family = "wasm"))]
 pub(crate) use homes::Homes;

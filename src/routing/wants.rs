@@ -10,8 +10,10 @@ use crate::clock::{SECOND, Time};
 
 /// Prefixes that one replica remembers.
 const PLACES: usize = 8;
+/// In which half of what a prefix was wanted for is forgotten, in nanoseconds.
+const HALF_LIFE: u64 = 60 * SECOND;
 /// The gain of requests that come together counts as that of one: what they queue behind is soon over.
-const APART: f64 = 1e9;
+const APART: f64 = SECOND as f64;
 
 #[derive(Clone, Copy, Debug)]
 struct Want {
@@ -26,17 +28,16 @@ struct Want {
 pub struct Wants(Vec<Want>);
 
 impl Wants {
-    /// Tokens that requests would have saved if the chain were held there from this block on; half of what it was
-    /// `half_life` seconds ago.
-    pub fn tokens(&self, from: BlockHash, now: Time, half_life: u64) -> f64 {
-        self.0.iter().find(|want| want.from == from).map_or(0.0, |want| faded(want, now, half_life))
+    /// Tokens that requests would have saved if the chain were held there from this block on.
+    pub fn tokens(&self, from: BlockHash, now: Time) -> f64 {
+        self.0.iter().find(|want| want.from == from).map_or(0.0, |want| faded(want, now))
     }
 
     /// A request would have saved `gain` tokens.
-    pub fn add(&mut self, from: BlockHash, gain: f64, now: Time, half_life: u64) {
+    pub fn add(&mut self, from: BlockHash, gain: f64, now: Time) {
         if let Some(want) = self.0.iter_mut().find(|want| want.from == from) {
             let share = (now.since(want.at) as f64 / APART).min(1.0);
-            want.tokens = faded(want, now, half_life) + gain * share;
+            want.tokens = faded(want, now) + gain * share;
             want.at = now;
             return;
         }
@@ -54,8 +55,8 @@ impl Wants {
     }
 }
 
-fn faded(want: &Want, now: Time, half_life: u64) -> f64 {
-    let lives = now.since(want.at) as f64 / (half_life.max(1).saturating_mul(SECOND)) as f64;
+fn faded(want: &Want, now: Time) -> f64 {
+    let lives = now.since(want.at) as f64 / HALF_LIFE as f64;
     want.tokens * 0.5f64.powf(lives)
 }
 
@@ -63,30 +64,28 @@ fn faded(want: &Want, now: Time, half_life: u64) -> f64 {
 mod tests {
     use super::*;
 
-    const HALF: u64 = 60;
-
     #[test]
     fn what_is_wanted_adds_up_and_fades() {
         let (mut wants, block, other) = (Wants::default(), BlockHash(1), BlockHash(2));
-        wants.add(block, 100.0, Time(0), HALF);
-        assert_eq!(wants.tokens(block, Time(0), HALF), 0.0, "one request says nothing of the next");
-        wants.add(block, 100.0, Time(SECOND), HALF);
-        assert_eq!(wants.tokens(block, Time(SECOND), HALF), 100.0);
-        assert_eq!(wants.tokens(block, Time(61 * SECOND), HALF), 50.0);
-        assert_eq!(wants.tokens(other, Time(SECOND), HALF), 0.0);
+        wants.add(block, 100.0, Time(0));
+        assert_eq!(wants.tokens(block, Time(0)), 0.0, "one request says nothing of the next");
+        wants.add(block, 100.0, Time(SECOND));
+        assert_eq!(wants.tokens(block, Time(SECOND)), 100.0);
+        assert_eq!(wants.tokens(block, Time(61 * SECOND)), 50.0);
+        assert_eq!(wants.tokens(other, Time(SECOND)), 0.0);
         wants.met(block);
-        assert_eq!(wants.tokens(block, Time(SECOND), HALF), 0.0);
+        assert_eq!(wants.tokens(block, Time(SECOND)), 0.0);
     }
 
     #[test]
     fn those_that_come_together_count_once_and_the_memory_is_bounded() {
         let mut wants = Wants::default();
         for _ in 0..100 {
-            wants.add(BlockHash(1), 100.0, Time(SECOND), HALF);
+            wants.add(BlockHash(1), 100.0, Time(SECOND));
         }
-        assert_eq!(wants.tokens(BlockHash(1), Time(SECOND), HALF), 0.0);
+        assert_eq!(wants.tokens(BlockHash(1), Time(SECOND)), 0.0);
         for n in 0..100 {
-            wants.add(BlockHash(n), 1.0, Time(n * SECOND), HALF);
+            wants.add(BlockHash(n), 1.0, Time(n * SECOND));
         }
         assert_eq!(wants.0.len(), PLACES);
     }

@@ -2,7 +2,7 @@
 
 use super::{Policy, View};
 use crate::clock::{SECOND, Time};
-use crate::replicas::{Homes, ReplicaIdx, WANTED_FOR};
+use crate::replicas::{Homes, ReplicaIdx};
 use crate::routing::{self, Candidate, Request, Wants, missed, rank};
 use crate::simulate::traffic::Call;
 use crate::simulate::truth::candidates;
@@ -35,7 +35,7 @@ impl Policy for Oracle {
         for (at, candidate) in all.iter_mut().enumerate() {
             candidate.homes = f64::from(self.homes.at(ReplicaIdx(at as u16)));
             let from = lacks(candidate);
-            candidate.wanted = from.map_or(0.0, |from| self.wants[at].tokens(from, view.now, WANTED_FOR));
+            candidate.wanted = from.map_or(0.0, |from| self.wants[at].tokens(from, view.now));
             candidate.rested = view.now.since(self.picked[at]) as f64 / 1e9;
         }
         let mean_homes = all.iter().map(|c| c.homes).sum::<f64>() / all.len().max(1) as f64;
@@ -48,7 +48,7 @@ impl Policy for Oracle {
         if let Some((at, gain)) = missed(&self.policy, &all, picked)
             && let Some(from) = lacks(&all[at])
         {
-            self.wants[at].add(from, gain, view.now, WANTED_FOR);
+            self.wants[at].add(from, gain, view.now);
         }
         let matched = (all[picked].matched / f64::from(self.block_size)) as usize;
         self.homes.settle(call.prompt_chain(), matched, ReplicaIdx(picked as u16), view.now);
