@@ -222,7 +222,7 @@ fn impossible_values_are_refused() {
         ("/policy/crowding", json!(-1)),
         ("/policy/crowding_max", json!(-1)),
         ("/policy/alike", json!(-1)),
-        ("/policy/copy", json!(-1)),
+        ("/policy/copy", json!(1.1)),
         ("/policy/home_seconds", json!(-1)),
         ("/policy/cpu_tier", json!(1.1)),
         ("/policy/disk_tier", json!(-0.1)),

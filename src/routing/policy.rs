@@ -110,7 +110,7 @@ impl Policy {
     pub const MOST_CANDIDATES: usize = 16;
 
     /// Its weights.
-    pub fn weights(&self) -> [(&'static str, f64); 12] {
+    pub fn weights(&self) -> [(&'static str, f64); 11] {
         [
             ("queue", self.queue),
             ("context", self.context),
@@ -121,14 +121,13 @@ impl Policy {
             ("session", self.session),
             ("adapter", self.adapter),
             ("remote_prefill", self.remote_prefill),
-            ("copy", self.copy),
             ("alike", self.alike),
             ("temperature", self.temperature),
         ]
     }
 
-    /// What parts of a match are worth.
-    pub fn shares(&self) -> [(&'static str, f64); 7] {
+    /// What parts of a match are worth, and of what a copy would save.
+    pub fn shares(&self) -> [(&'static str, f64); 8] {
         [
             ("cpu_tier", self.cpu_tier),
             ("disk_tier", self.disk_tier),
@@ -137,6 +136,7 @@ impl Policy {
             ("catching_up", self.catching_up),
             ("stale", self.stale),
             ("no_events", self.no_events),
+            ("copy", self.copy),
         ]
     }
 
