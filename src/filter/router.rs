@@ -7,7 +7,8 @@
 //! A request is held from the end of its body to the choice of its replica, at most for its time budget. After
 //! that it is *finishing*: tokenized to its end, so that what is booked and predicted for it is complete.
 
-use std::cmp::Ordering;
+mod flights;
+
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -22,10 +23,8 @@ use super::models::{Setup, Tokenizers, Tools};
 use super::recent::Recent;
 use super::setups::Setups;
 use super::shadow::Shadows;
-use super::sse::FirstData;
 use super::steer::selection_headers;
 use super::turns::{Next, Turns};
-use super::usage::Usage;
 use crate::clock::{MS, SECOND, Time};
 use crate::config::{Config, ConfigError};
 use crate::nokey::{NoKey, NoKeyReason};
@@ -34,6 +33,8 @@ use crate::replicas::{Ask, BookingId, Fleet, FleetSettings, Matching, Pick};
 use crate::request::Api;
 use crate::routing::Receipt;
 use crate::tokenizer::memory::PromptMemory;
+use flights::Flight;
+pub use flights::Reads;
 
 /// How long the first requests of a VM may wait for the first snapshot, within their own time budget.
 const FIRST_SYNC: u64 = 2 * SECOND;
@@ -73,33 +74,6 @@ struct Finishing {
     pushed: usize,
     worked: u64,
 }
-
-/// A request that was steered.
-struct Flight {
-    booking: BookingId,
-    /// Its prefill on another replica, until the first data.
-    prefill: Option<BookingId>,
-    address: Rc<str>,
-    /// Reads the answer until its first data; `None`: it is there.
-    first: Option<FirstData>,
-    /// Reads in the answer how much was cached, where somebody can learn from it.
-    usage: Option<Usage>,
-    served: bool,
-}
-
-/// Of an answer, what a stream should read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reads {
-    /// Nothing more.
-    Nothing,
-    /// Its first bytes.
-    Head,
-    /// All of it.
-    All,
-}
-
-/// One answer of so many is looked at in any case, for the metrics.
-const SAMPLE: u64 = 16;
 
 /// What is to be done with a request whose body has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,56 +311,6 @@ impl Router {
         (jobs > 0 || self.turns.is_busy()).then_some(1)
     }
 
-    /// The stream's answer has begun. `address` is the upstream that gives it.
-    pub fn response(&mut self, stream: u32, status: u16, address: &str, streamed: bool, host: &dyn Host) {
-        let Some(flight) = self.flights.get_mut(&stream) else {
-            return self.shadows.answered(stream, address, host);
-        };
-        flight.served = status < 400;
-        if !address.is_empty() && *address != *flight.address {
-            host.count(Counter::Moved, 1);
-            self.fleet.moved(flight.booking, address);
-        }
-        if flight.served && (self.fleet.learns(flight.booking) || flight.booking.0 & (SAMPLE - 1) == 0) {
-            flight.usage = Some(Usage::default());
-        }
-        if !streamed || !flight.served {
-            // A whole answer comes when everything is done; an error ends it as well.
-            flight.first = None;
-            self.fleet.first_data(flight.booking, host.now());
-            if let Some(prefill) = flight.prefill.take() {
-                self.fleet.prefilled(prefill, flight.served, host.now());
-            }
-        }
-    }
-
-    /// What the stream is to read of its answer.
-    pub fn reads(&self, stream: u32) -> Reads {
-        match self.flights.get(&stream) {
-            Some(flight) if flight.usage.is_some() => Reads::All,
-            Some(flight) if flight.first.is_some() => Reads::Head,
-            _ => Reads::Nothing,
-        }
-    }
-
-    /// The next bytes of its answer. `whole`: all that came since the last call.
-    pub fn response_data(&mut self, stream: u32, bytes: &[u8], whole: bool, host: &dyn Host) {
-        let Some(flight) = self.flights.get_mut(&stream) else { return };
-        if let Some(usage) = &mut flight.usage {
-            if !whole {
-                usage.skip();
-            }
-            usage.push(bytes);
-        }
-        if flight.first.as_mut().is_some_and(|first| first.push(bytes)) {
-            flight.first = None;
-            self.fleet.first_data(flight.booking, host.now());
-            if let Some(prefill) = flight.prefill.take() {
-                self.fleet.prefilled(prefill, true, host.now());
-            }
-        }
-    }
-
     /// The stream has ended, in whatever way.
     pub fn ended(&mut self, stream: u32, host: &dyn Host) {
         self.accounts.ended(stream);
@@ -397,37 +321,7 @@ impl Router {
             host.count(Counter::Requests(Outcome::Cancelled), 1);
             self.release(&held.job);
         }
-        let Some(flight) = self.flights.remove(&stream) else { return };
-        if let Some(at) = self.finishing.iter().position(|f| f.booking == Some(flight.booking))
-            && let Some(finishing) = self.finishing.remove(at)
-        {
-            self.finished(finishing);
-        }
-        if let Some((prompt, cached)) = flight.usage.as_ref().and_then(Usage::seen)
-            && let Some(claimed) = self.fleet.found(flight.booking, prompt, cached)
-        {
-            host.count(Counter::ClaimsChecked, 1);
-            host.count(Counter::ClaimsPromptTokens, prompt);
-            host.count(Counter::ClaimsBelievedTokens, claimed);
-            host.count(Counter::ClaimsFoundTokens, cached);
-            match claimed.cmp(&cached) {
-                Ordering::Greater => host.count(Counter::ClaimsOver, 1),
-                Ordering::Less => host.count(Counter::ClaimsUnder, 1),
-                Ordering::Equal => {}
-            }
-        }
-        self.fleet.finish(flight.booking, flight.served, host.now());
-        if let Some(prefill) = flight.prefill {
-            self.fleet.prefilled(prefill, false, host.now());
-        }
-    }
-
-    /// A pick that nothing comes of.
-    fn undo(&mut self, pick: &Pick, now: Time) {
-        self.fleet.finish(pick.booking, false, now);
-        if let Some(prefill) = &pick.prefill {
-            self.fleet.prefilled(prefill.booking, false, now);
-        }
+        self.landed(stream, host);
     }
 
     /// Whether [`Router::turn`] could do something now.
@@ -645,18 +539,11 @@ impl Router {
             let line = format!("#{stream} to {to} by {reason}: {} of {tokens} tokens, {held_us} us", pick.matched);
             host.log(Level::Debug, &line);
         }
-        let prefill = pick.prefill.as_ref().map(|prefill| prefill.booking);
+        let flight = Flight::of(&pick);
+        let prefill = flight.prefill;
         if prefill.is_some() {
             host.count(Counter::RemotePrefills, 1);
         }
-        let flight = Flight {
-            booking: pick.booking,
-            prefill,
-            address: pick.best.address.clone(),
-            first: Some(FirstData::default()),
-            usage: None,
-            served: false,
-        };
         self.flights.insert(stream, flight);
         self.finish(Finishing { job, booking: Some(pick.booking), prefill, pushed, worked: 0 });
     }
