@@ -14,23 +14,41 @@ pub fn check(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, envoy: 
     let Some(filter) = manager.filters.get(one.index) else { return };
     for host in envoy.virtual_hosts(manager) {
         let routes = host.list(&["routes"]);
+        // By the place that turns the filter off.
+        let mut bypasses: Vec<(String, Vec<String>)> = Vec::new();
         for path in prompts(config) {
             for route in &routes {
                 let Some(fits) = route.get("match").and_then(|matcher| fits(&matcher, &path)) else { continue };
                 if let Some(off) = [route, &host].into_iter().find_map(|at| off(at, &filter.name)) {
-                    let (level, effect) = match config.tenant_salt.write {
-                        true => (Level::Error, "goes on without the salt of its tenant"),
-                        false => (Level::Note, "is not routed"),
-                    };
-                    let what = format!("kvroute is disabled on this route: a prompt that comes by {path} {effect}");
-                    let mend = "let a route on which kvroute is not disabled take the POSTs of such paths before it";
-                    findings.add(level, &one.place, &off.path, what, mend);
+                    match bypasses.iter_mut().find(|(place, _)| *place == off.path) {
+                        Some((_, paths)) if paths.contains(&path) => {}
+                        Some((_, paths)) => paths.push(path.clone()),
+                        None => bypasses.push((off.path, vec![path.clone()])),
+                    }
                 }
                 if fits == Fits::Surely {
                     break;
                 }
             }
         }
+        for (place, paths) in bypasses {
+            let (level, effect) = match config.tenant_salt.write {
+                true => (Level::Error, "goes on without the salt of its tenant"),
+                false => (Level::Note, "is not routed"),
+            };
+            let paths = listed(&paths);
+            let what = format!("kvroute is disabled on this route: a prompt that comes by {paths} {effect}");
+            let mend = "let a route on which kvroute is not disabled take the POSTs of such paths before it";
+            findings.add(level, &one.place, &place, what, mend);
+        }
+    }
+}
+
+/// `a, b or c`.
+fn listed(all: &[String]) -> String {
+    match all {
+        [rest @ .., last] if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => all.concat(),
     }
 }
 

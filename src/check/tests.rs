@@ -175,7 +175,7 @@ fn what_breaks_a_gateway_without_a_word_is_an_error() {
                 set(&mut config, &format!("{ROUTE}/match/safe_regex/regex"), json!(".*/v1/[a-z/]+"));
                 config
             },
-            "comes by /v1/chat/completion%73 goes on without the salt",
+            "comes by /v1/chat/completion%73, /v1/completion%73, /v1/message%73 or /v1/response%73 goes on without the salt",
         ),
         (
             plugin(PLUGIN, |c| {
@@ -236,7 +236,7 @@ fn what_makes_it_worse_is_a_warning_or_a_note() {
         (
             with(&format!("{ROUTE}/match/headers/0/string_match/exact"), json!("PUT")),
             Note,
-            "a prompt that comes by /v1/messages is not routed",
+            "by /v1/chat/completions, /v1/completions, /v1/messages or /v1/responses is not routed",
         ),
         (
             plugin(PLUGIN, |c| c["paths"] = json!({"chat_completions": ["/chat"]})),
