@@ -17,9 +17,9 @@ use crate::explain::{Explanation, Reason};
 pub const SECRET_HEADER: &str = "x-kvroute-secret";
 /// Path of the state.
 pub const STATE_PATH: &str = "/kvroute/v1/state";
-/// A path of no prompt that enters the filter all the same, since it has an escape: a worker takes part from its first
-/// such request on.
-pub const WAKE_PATH: &str = "/v1/%6dodels";
+/// A path of no prompt that enters the filter all the same, since it has an escape, which stays where a gateway normalizes
+/// paths (Istio, Envoy Gateway): a worker takes part from its first such request on.
+pub const WAKE_PATH: &str = "/v1/models%20";
 /// Path of explain.
 pub const EXPLAIN_PATH: &str = "/kvroute/v1/explain";
 

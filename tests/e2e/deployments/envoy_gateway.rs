@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::manifests::{documents, locate, merge, one, operate};
+use super::manifests::{documents, ensure, locate, merge, one, operate};
 use super::{HCM, HCM_TYPE, ROUTER, previous_hosts, typed};
 
 /// The configuration of a proxy.
@@ -36,22 +36,37 @@ fn before(traffic: &[Value]) -> Value {
     let rule = &route["spec"]["rules"][0];
     assert_eq!(rule["filters"][0]["type"], "RequestHeaderModifier");
     let triggers: Vec<String> = backend["retry"]["retryOn"]["triggers"].as_array().unwrap().iter().map(text).collect();
-    let entry = json!({
-        "name": format!("httproute/{name}/rule/0/match/0/*"),
-        "match": {"prefix": "/"},
-        "request_headers_to_remove": rule["filters"][0]["requestHeaderModifier"]["remove"],
-        "route": {
-            "cluster": cluster,
-            "timeout": rule["timeouts"]["request"],
-            "upgrade_configs": [{"upgrade_type": "websocket"}],
-            "retry_policy": {
-                "retry_on": triggers.join(","),
-                "num_retries": backend["retry"]["numRetries"],
-                "retry_host_predicate": previous_hosts(),
-                "host_selection_retry_max_attempts": "5",
+    assert_eq!(route["spec"]["rules"].as_array().unwrap().len(), 1, "each rule would have a cluster of its own");
+    let mut routes = Vec::new();
+    for (index, wanted) in rule["matches"].as_array().unwrap().iter().enumerate() {
+        let value = &wanted["path"]["value"];
+        let mut matched = match wanted["path"]["type"].as_str().unwrap() {
+            "PathPrefix" if value == "/" => json!({"prefix": "/"}),
+            "RegularExpression" => json!({"safe_regex": {"regex": value}}),
+            other => panic!("{other} {value} is not known here"),
+        };
+        if let Some(method) = wanted.get("method") {
+            matched["headers"] = json!([{"name": ":method", "string_match": {"exact": method}}]);
+        }
+        routes.push(json!({
+            "name": format!("{cluster}/match/{index}/*"),
+            "match": matched,
+            "request_headers_to_remove": rule["filters"][0]["requestHeaderModifier"]["remove"],
+            "route": {
+                "cluster": cluster,
+                "timeout": rule["timeouts"]["request"],
+                "upgrade_configs": [{"upgrade_type": "websocket"}],
+                "retry_policy": {
+                    "retry_on": triggers.join(","),
+                    "num_retries": backend["retry"]["numRetries"],
+                    "retry_host_predicate": previous_hosts(),
+                    "host_selection_retry_max_attempts": "5",
+                },
             },
-        },
-    });
+        }));
+    }
+    // Regular expressions go before prefixes, wherever they stand.
+    routes.sort_by_key(|route| route["match"]["safe_regex"].is_null());
     let removed = client["spec"]["headers"]["earlyRequestHeaders"]["remove"].as_array().unwrap();
     let early: Vec<Value> = removed.iter().map(|name| json!({"remove": name})).collect();
     let early = typed(
@@ -63,7 +78,7 @@ fn before(traffic: &[Value]) -> Value {
         "common_http_protocol_options": {"headers_with_underscores_action": "REJECT_REQUEST"},
         "http2_protocol_options": {"initial_connection_window_size": 1_048_576, "initial_stream_window_size": 65_536, "max_concurrent_streams": 100},
         "early_header_mutation_extensions": [{"name": "envoy.http.early_header_mutation.header_mutation", "typed_config": early}],
-        "route_config": {"name": name, "ignore_port_in_host_matching": true, "virtual_hosts": [{"name": format!("{name}/*"), "domains": ["*"], "routes": [entry]}]},
+        "route_config": {"name": name, "ignore_port_in_host_matching": true, "virtual_hosts": [{"name": format!("{name}/*"), "domains": ["*"], "routes": routes}]},
         "http_filters": [{"name": ROUTER, "typed_config": typed("envoy.extensions.filters.http.router.v3.Router", json!({"suppress_envoy_headers": true}))}],
         "merge_slashes": true,
         "normalize_path": true,
@@ -130,6 +145,8 @@ fn apply(config: &mut Value, policy: &Value) {
         let list = match patch["type"].as_str().unwrap() {
             "type.googleapis.com/envoy.config.listener.v3.Listener" => "listeners",
             "type.googleapis.com/envoy.config.cluster.v3.Cluster" => "clusters",
+            // A resource of its own there, here in the listener of the same name.
+            "type.googleapis.com/envoy.config.route.v3.RouteConfiguration" => "listeners",
             other => panic!("{other} is not known here"),
         };
         let resources = config["static_resources"][list].as_array_mut().unwrap();
@@ -151,6 +168,10 @@ fn apply(config: &mut Value, policy: &Value) {
         assert!(!places.is_empty(), "{operation} finds nothing");
         let resource = resources.iter_mut().find(|r| &r["name"] == name).unwrap_or_else(|| panic!("no {name}"));
         for place in places {
+            // Envoy Gateway makes what is missing on the way.
+            if op == "add" {
+                ensure(resource, &place);
+            }
             operate(resource, op, &place, Some(value));
         }
     }

@@ -30,8 +30,8 @@ fn before(traffic: &[Value]) -> Value {
     let gateway = one(traffic, "Gateway", "kvroute");
     let service = one(traffic, "VirtualService", "kvroute");
     let port = gateway["spec"]["servers"][0]["port"]["number"].as_u64().unwrap();
-    let http = &service["spec"]["http"][0];
-    let destination = &http["route"][0]["destination"];
+    let rules = service["spec"]["http"].as_array().unwrap();
+    let destination = &rules[0]["route"][0]["destination"];
     let host = destination["host"].as_str().unwrap();
     let cluster = format!("outbound|{}||{host}", destination["port"]["number"]);
     let rule = one(traffic, "DestinationRule", "vllm");
@@ -40,23 +40,30 @@ fn before(traffic: &[Value]) -> Value {
     // Else common_lb_config gets locality_weighted_lb_config where the mesh has failover or distribution by locality.
     assert_eq!(policy["loadBalancer"]["localityLbSetting"]["enabled"], false);
     let outlier = &policy["outlierDetection"];
-    let route = json!({
-        "match": {"prefix": "/"},
-        "request_headers_to_remove": http["headers"]["request"]["remove"],
-        "route": {"cluster": cluster, "timeout": http["timeout"], "retry_policy": {
-            "retry_on": http["retries"]["retryOn"],
-            "num_retries": http["retries"]["attempts"],
-            "retry_host_predicate": previous_hosts(),
-            "host_selection_retry_max_attempts": "5",
-        }},
-    });
+    let routes: Vec<Value> = rules
+        .iter()
+        .map(|http| {
+            assert_eq!(&http["route"][0]["destination"], destination);
+            json!({
+                "name": http["name"],
+                "match": route_match(http),
+                "request_headers_to_remove": http["headers"]["request"]["remove"],
+                "route": {"cluster": cluster, "timeout": http["timeout"], "retry_policy": {
+                    "retry_on": http["retries"]["retryOn"],
+                    "num_retries": http["retries"]["attempts"],
+                    "retry_host_predicate": previous_hosts(),
+                    "host_selection_retry_max_attempts": "5",
+                }},
+            })
+        })
+        .collect();
     let plain = |name: &str, message: &str| {
         let config = typed(&format!("envoy.extensions.filters.http.{name}.v3.{message}"), json!({}));
         json!({"name": format!("envoy.filters.http.{name}"), "typed_config": config})
     };
     let manager = json!({
         "stat_prefix": format!("outbound_0.0.0.0_{port}"),
-        "route_config": {"name": format!("http.{port}"), "virtual_hosts": [{"name": format!("*:{port}"), "domains": ["*"], "routes": [route]}]},
+        "route_config": {"name": format!("http.{port}"), "virtual_hosts": [{"name": format!("*:{port}"), "domains": ["*"], "routes": routes}]},
         "http_filters": [plain("cors", "Cors"), plain("fault", "HTTPFault"), plain("router", "Router")],
         "use_remote_address": true,
         "normalize_path": true,
@@ -91,6 +98,18 @@ fn before(traffic: &[Value]) -> Value {
     })
 }
 
+/// Of one rule of a VirtualService: all requests, or those of a method by a regular expression of paths.
+fn route_match(http: &Value) -> Value {
+    let Some(matches) = http.get("match") else { return json!({"prefix": "/"}) };
+    let [only] = matches.as_array().unwrap().as_slice() else {
+        panic!("a rule with several matches is not known here")
+    };
+    json!({
+        "safe_regex": {"regex": only["uri"]["regex"]},
+        "headers": [{"name": ":method", "string_match": {"exact": only["method"]["exact"]}}],
+    })
+}
+
 /// An EnvoyFilter. Listeners and clusters that it adds are not touched by its other patches.
 fn apply(config: &mut Value, filter: &Value) {
     let mut added = Vec::new();
@@ -105,6 +124,14 @@ fn apply(config: &mut Value, filter: &Value) {
             ("CLUSTER", "ADD") => added.push(("clusters", value.clone())),
             ("LISTENER", "MERGE") => merge(listener(resources, &matched["listener"]), value),
             ("CLUSTER", "MERGE") => merge(cluster(resources, &matched["cluster"]), value),
+            ("HTTP_ROUTE", "MERGE") => {
+                let wanted = &matched["routeConfiguration"];
+                let name = &wanted["vhost"]["route"]["name"];
+                let manager = &mut listener(resources, wanted)["filter_chains"][0]["filters"][0]["typed_config"];
+                let routes = manager["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().unwrap();
+                let route = routes.iter_mut().find(|route| &route["name"] == name);
+                merge(route.unwrap_or_else(|| panic!("no route is {wanted}")), value);
+            }
             ("HTTP_FILTER", "INSERT_BEFORE") => {
                 let wanted = &matched["listener"];
                 let chain = &wanted["filterChain"]["filter"];

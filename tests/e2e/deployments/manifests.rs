@@ -59,6 +59,15 @@ pub fn operate(document: &mut Value, op: &str, pointer: &str, value: Option<&Val
     }
 }
 
+/// Makes the objects on the way to the last step of a pointer, where there are none.
+pub fn ensure(document: &mut Value, pointer: &str) {
+    let mut parents: Vec<&str> = pointer.match_indices('/').skip(1).map(|(end, _)| &pointer[..end]).collect();
+    parents.retain(|parent| document.pointer(parent).is_none());
+    for parent in parents {
+        operate(document, "add", parent, Some(&serde_json::json!({})));
+    }
+}
+
 /// The pointers that a JSON path of the form `..LIST[?(@.name=='NAME')]` comes to, anywhere in the document.
 pub fn locate(document: &Value, path: &str) -> Vec<String> {
     let parts = path.strip_prefix("..").and_then(|p| p.strip_suffix("')]")).and_then(|p| p.split_once("[?(@.name=='"));

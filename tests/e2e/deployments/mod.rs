@@ -190,10 +190,29 @@ async fn routes(gateway: &Gateway) {
     .await;
 }
 
+/// What cannot be a prompt does not enter the filter. All by one connection, so that one worker counts them: what came
+/// before is told by the time that the last one is.
+async fn keeps_others_out(gateway: &Gateway) {
+    let client = client();
+    let others = gateway.outcome("not_our_path");
+    let asked = client.get(gateway.url("/v1/models")).send().await.unwrap();
+    assert_eq!(asked.status(), 200);
+    asked.bytes().await.unwrap();
+    let asked = client.get(gateway.url("/v1/chat/completions")).send().await.unwrap();
+    asked.bytes().await.unwrap();
+    assert_eq!(gateway.post_with(&client, "/v1/embeddings", b"{}".to_vec(), &[]).await.status, 404);
+    for path in ["/v1/chat/complet%69ons?x=1", "/v1/completions/"] {
+        gateway.post_with(&client, path, b"{".to_vec(), &[]).await;
+    }
+    eventually("what may be a prompt is counted", async || (gateway.outcome("not_json") == 2).then_some(())).await;
+    assert_eq!(gateway.outcome("not_our_path"), others);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn kubernetes_routes_and_drains() {
     let gateway = start(|bootstrap| place(kubernetes(), bootstrap)).await;
     routes(&gateway).await;
+    keeps_others_out(&gateway).await;
     pods::metrics_and_readiness(&gateway).await;
     pods::the_pre_stop_hook_waits_for_answers(&gateway).await;
 }
@@ -202,6 +221,7 @@ async fn kubernetes_routes_and_drains() {
 async fn istio_routes() {
     let gateway = start(|bootstrap| place(istio::config(false), bootstrap)).await;
     routes(&gateway).await;
+    keeps_others_out(&gateway).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -220,6 +240,7 @@ async fn istio_routes_with_a_filter_that_is_fetched() {
 async fn envoy_gateway_routes() {
     let gateway = start(|bootstrap| place(envoy_gateway::config(), bootstrap)).await;
     routes(&gateway).await;
+    keeps_others_out(&gateway).await;
 }
 
 /// The HTTP server of `envoy/istio-remote`.
