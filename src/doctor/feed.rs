@@ -57,6 +57,9 @@ pub async fn look(
     engines: &Engines,
     report: &mut Report,
 ) -> Feed {
+    for replica in proxy.config.iter().flat_map(|config| &config.replicas) {
+        judge_role(&replica.address, replica.role.label(), proxy, report);
+    }
     let Some(secret) = &proxy.secret else {
         let why = "what the workers believe, and what the bridge says, was not looked at";
         let mend = "give --secret-file, or set KVROUTE_SECRET";
@@ -184,6 +187,7 @@ fn judge_bridge(overview: &Overview, proxy: &Proxy, engines: &Engines, report: &
     }
     for followed in &overview.replicas {
         let place = &followed.address;
+        judge_role(place, &followed.role, proxy, report);
         // One that only prefills is asked by other engines, not by Envoy.
         if followed.role != Role::Prefill.label() && !proxy.replicas.contains_key(place) {
             let what = format!("the bridge follows {}, which is no endpoint of Envoy's cluster", followed.name);
@@ -214,6 +218,18 @@ fn judge_bridge(overview: &Overview, proxy: &Proxy, engines: &Engines, report: &
         let mend = "add it to the bridge's --replica, or see that http= (or address=) is this ip:port";
         report.add(Level::Error, "not_followed", address, ["the bridge does not follow it", why, mend]);
     }
+}
+
+/// Envoy sends whatever has no key to any replica of its cluster.
+fn judge_role(address: &str, role: &str, proxy: &Proxy, report: &mut Report) {
+    if role != Role::Prefill.label() || !proxy.replicas.contains_key(address) {
+        return;
+    }
+    let what = "it only prefills (role=prefill), and stands in the cluster to which Envoy sends requests";
+    let why = "requests without a key, retries, and those whose pick is unhealthy go there too, to an engine that is to \
+               prefill for others";
+    let mend = "take it out of Envoy's cluster (it stays among the bridge's replicas), or give it role=both if it answers, too";
+    report.add(Level::Warning, "prefill_in_envoy", address, [what, why, mend]);
 }
 
 fn told(address: &str, trust: &str, reason: &str, report: &mut Report) {

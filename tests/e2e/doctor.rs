@@ -185,7 +185,7 @@ async fn a_request_that_hangs_is_a_finding_and_its_cause_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_feed_that_does_not_fit_is_found() {
-    let mut setup = Setup { replicas: 5, ..setup() };
+    let mut setup = Setup { replicas: 6, ..setup() };
     setup.mock.prompt_tokens_details = false;
     setup.mock.topic = "kv".into();
     let mut gateway = Gateway::start(setup).await;
@@ -216,7 +216,8 @@ async fn a_feed_that_does_not_fit_is_found() {
     specs[1].push_str(",topic=other");
     specs[2] = specs[2].replace(&format!("kv={}", gateway.replica(2).kv_endpoint()), "kv=tcp://127.0.0.1:1");
     specs[3] = specs[3].replace(&gateway.replica(3).url(), "http://127.0.0.1:2");
-    specs.truncate(4);
+    specs.remove(4);
+    specs[4].push_str(",role=prefill");
     gateway.start_bridge_of(&specs, &secret, &["--hash-seed", "another"]);
     bridge_answers(&gateway).await;
     let report = doctor(&target(&gateway)).await;
@@ -226,6 +227,7 @@ async fn a_feed_that_does_not_fit_is_found() {
     found(&report, "not_in_envoy", "127.0.0.1:2", "http=");
     found(&report, "not_followed", &at[3], "--replica");
     found(&report, "not_followed", &at[4], "--replica");
+    found(&report, "prefill_in_envoy", &at[5], "take it out of Envoy's cluster");
     found(&report, "no_cached_tokens", "qwen3", "--enable-prompt-tokens-details");
     assert!(!report.findings.iter().any(|f| f.place == at[0] && f.level == Level::Error), "{:#?}", report.findings);
 }
