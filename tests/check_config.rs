@@ -64,7 +64,7 @@ fn complete() -> Value {
             "prompt_memory_bytes": 1 << 20, "memory_bytes": 32 << 20, "max_backlog": 100,
         },
         "tenant_salt": {"header": "x-tenant", "write": true},
-        "receipts": {"explain": true, "header": "x-r", "sample": 0.01, "filter_state": true},
+        "receipts": {"explain": true, "allow": ["10.0.0.0/8"], "header": "x-r", "sample": 0.01, "filter_state": true},
         "paths": {
             "chat_completions": ["/chat"], "completions": ["/c"], "messages": ["/m"], "responses": ["/r"],
         },
@@ -212,6 +212,7 @@ fn impossible_values_are_refused() {
         ("/tenant_salt/header", json!("content-length")),
         ("/tenant_salt/header", json!(null)),
         ("/receipts/header", json!("X-R")),
+        ("/receipts/allow/0", json!("10.0.0.1/8")),
         ("/receipts/sample", json!(1.5)),
         ("/receipts/sample", json!(-0.1)),
         ("/paths/messages", json!([""])),

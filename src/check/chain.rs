@@ -27,7 +27,12 @@ pub fn check(one: &Instance<'_>, manager: &Manager<'_>, envoy: &Envoy<'_>, findi
             route::check(one, config, manager, envoy, findings);
             bypass::check(one, config, manager, envoy, findings);
         }
-        Some(Role::Ingest | Role::Admin) => private(one, manager, findings),
+        Some(Role::Ingest | Role::Admin) => {
+            private(one, manager, findings);
+            if let Ok(config) = &one.config {
+                allowed(one, config, manager, findings);
+            }
+        }
         None => {}
     }
 }
@@ -85,6 +90,7 @@ fn stripped(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, findings
         );
         findings.add(Level::Warning, &one.place, &path, what, mend);
     }
+    allowed(one, config, manager, findings);
     let name = &selection.header;
     let answers = before.iter().any(|f| mutates(f, "response_mutations", name));
     if selection.mode == SelectionMode::StatefulSession && !answers {
@@ -92,6 +98,26 @@ fn stripped(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, findings
             format!("answers tell clients a replica's address in {name}, where Envoy chose another than the filter");
         let mend = format!("add response_mutations: [{{remove: {name}}}] to the header_mutation filter");
         findings.add(Level::Warning, &one.place, &path, what, mend);
+    }
+}
+
+/// Networks are told from each other by an address that clients must not write.
+fn allowed(one: &Instance<'_>, config: &Config, manager: &Manager<'_>, findings: &mut Findings) {
+    let receipts = &config.receipts;
+    if receipts.allow.is_empty() {
+        return;
+    }
+    if !manager.at.is_true("use_remote_address") {
+        let what = "receipts.allow goes by source.address, and without use_remote_address Envoy takes that from \
+                    X-Forwarded-For, which clients write";
+        let mend = "set use_remote_address: true in this http_connection_manager (with xff_num_trusted_hops: N behind N \
+                    proxies of your own)";
+        findings.add(Level::Warning, &one.place, &manager.at.path, what, mend);
+    }
+    if one.role() == Some(Role::Router) && !receipts.explain {
+        let what = "receipts.allow has no effect while receipts.explain is off";
+        let path = format!("{}.configuration", one.plugin.path);
+        findings.add(Level::Note, &one.place, &path, what, "set receipts.explain: true, or leave receipts.allow out");
     }
 }
 

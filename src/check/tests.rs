@@ -132,6 +132,24 @@ fn nobody_can_ask_for_a_receipt_where_the_question_is_removed() {
 }
 
 #[test]
+fn networks_that_may_ask_go_by_an_address_that_clients_cannot_write() {
+    let mut own = bootstrap();
+    own.router["receipts"] = json!({"explain": true, "allow": ["10.0.0.0/8"]});
+    let mut config = own.to_json(Path::new("/d"));
+    let said = findings(&report(&config));
+    assert!(matches!(&said[..], [(Level::Warning, what)] if what.contains("X-Forwarded-For")), "{said:?}");
+    set(&mut config, &format!("{ROUTER}/use_remote_address"), json!(true));
+    assert_eq!(findings(&report(&config)), []);
+    let mut idle = plugin(PLUGIN, |c| c["receipts"] = json!({"allow": ["10.0.0.0/8"]}));
+    set(&mut idle, &format!("{ROUTER}/use_remote_address"), json!(true));
+    let said = findings(&report(&idle));
+    assert!(matches!(&said[..], [(Level::Note, what)] if what.contains("receipts.explain is off")), "{said:?}");
+    let admin = plugin(ADMIN, |c| c["receipts"] = json!({"allow": ["127.0.0.1"]}));
+    let said = findings(&report(&admin));
+    assert!(matches!(&said[..], [(Level::Warning, what)] if what.contains("X-Forwarded-For")), "{said:?}");
+}
+
+#[test]
 fn what_breaks_a_gateway_without_a_word_is_an_error() {
     let session = format!("{ROUTER}/http_filters/2/typed_config");
     let cases: Vec<(Value, &str)> = vec![

@@ -237,6 +237,7 @@ const MEANINGS: &[(&str, &str, &str)] = &[
     ("tenant_salt.write", "", "it is written into the body, too; a body that cannot be changed is refused"),
     ("receipts", "", "who is told why a request went where it went"),
     ("receipts.explain", "", "x-kvroute-explain: 1 with the secret gets a receipt in a response header"),
+    ("receipts.allow", "", "networks from which explain may be asked for, by source.address; empty: from everywhere"),
     ("receipts.header", "", "that header"),
     ("receipts.sample", "", "share of the requests whose receipt goes into the filter state"),
     ("receipts.filter_state", "", "what was decided on each request goes into the filter state"),

@@ -7,9 +7,11 @@
 #[cfg(not(target_family = "wasm"))]
 #[allow(clippy::indexing_slicing)]
 pub mod describe;
+mod networks;
 mod parse;
 mod read;
 
+pub use networks::Networks;
 pub use parse::unset_secret;
 pub use read::Kind;
 
@@ -163,6 +165,9 @@ pub struct StaticReplica {
 pub struct Receipts {
     /// A request with `x-kvroute-explain: 1` and the secret gets its receipt in a response header.
     pub explain: bool,
+    /// From where somebody may ask for one, the secret apart; empty: from everywhere. Of an admin instance: for its
+    /// `/kvroute/v1/explain`.
+    pub allow: Networks,
     /// That header.
     pub header: String,
     /// Share of the requests with a prompt whose receipt goes into the filter state, for the access log.

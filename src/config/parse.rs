@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::read::{Fields, Kind};
 use super::{
-    Bridge, Config, ConfigError, Limits, Model, Receipts, Role, Selection, SelectionMode, StaticReplica, TenantSalt,
-    TestSwitches,
+    Bridge, Config, ConfigError, Limits, Model, Networks, Receipts, Role, Selection, SelectionMode, StaticReplica,
+    TenantSalt, TestSwitches,
 };
 use crate::feed;
 use crate::request::ApiPaths;
@@ -263,8 +263,12 @@ fn receipts(fields: Option<Fields<'_>>) -> Result<Receipts, ConfigError> {
         Some(f) => f,
         None => Fields::new("receipts", &empty)?,
     };
+    let list = f.list("allow")?;
+    f.note("allow", || (Kind::Texts, Some(Vec::<Value>::new().into())), false);
+    let allow = Networks::read(&list)?;
     let receipts = Receipts {
         explain: f.flag("explain", false)?,
+        allow,
         header: f.header("header", "x-kvroute-receipt")?,
         sample: f.number("sample", 0.0, 0.0, 1.0)?,
         filter_state: f.flag("filter_state", false)?,

@@ -10,6 +10,7 @@ use super::entry::with_router;
 use super::envoy::Envoy;
 use super::ingest_http::respond;
 use super::look_inside;
+use super::router_http::may_explain;
 use super::{secret, sys};
 use crate::config::Config;
 use crate::look::{EXPLAIN_PATH, SECRET_HEADER, STATE_PATH};
@@ -63,6 +64,9 @@ impl HttpContext for AdminHttp {
         }
         match (path, header(":method").as_deref(), end_of_stream) {
             (STATE_PATH, Some(b"GET"), _) => self.state(),
+            (EXPLAIN_PATH, ..) if !may_explain(&self.config.receipts) => {
+                respond(403, &json!({"error": "receipts.allow of this instance does not have your address"}))
+            }
             (EXPLAIN_PATH, Some(b"POST"), false) => {
                 let asked = |name| query.split('&').find_map(|part| part.strip_prefix(name));
                 let path = asked("path=").unwrap_or("/v1/chat/completions").replace("%2F", "/").replace("%2f", "/");

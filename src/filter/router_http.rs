@@ -16,6 +16,7 @@ use super::models::Setup;
 use super::router::{Reads, Submitted};
 use super::steer::PREFILL_HEADER;
 use super::{secret, sys};
+use crate::config::Receipts;
 use crate::look::SECRET_HEADER;
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::request::Api;
@@ -33,6 +34,12 @@ const ONE_READ: usize = 8 << 20;
 
 /// Room for the salt of a tenant in Envoy's buffer.
 const SALT_ROOM: usize = 4 << 10;
+
+/// Whether explain may be asked for from where the stream comes.
+pub fn may_explain(receipts: &Receipts) -> bool {
+    let peer = || sys::property(&["source", "address"]).unwrap_or_default();
+    receipts.allow.is_empty() || std::str::from_utf8(&peer()).is_ok_and(|peer| receipts.allow.have(peer))
+}
 
 /// Where the request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +105,9 @@ impl RouterHttp {
                 sys::remove_header(MapType::HttpRequestHeaders, name);
             }
         }
-        asked.as_deref() == Some(b"1") && secret::opens(given.as_deref(), &config.secret)
+        asked.as_deref() == Some(b"1")
+            && secret::opens(given.as_deref(), &config.secret)
+            && may_explain(&config.receipts)
     }
 
     fn fits(&self, bytes: u64) -> Result<(), NoKeyReason> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
 use axum::extract::State;
-use kvroute::look::SECRET_HEADER;
+use kvroute::look::{EXPLAIN_PATH, SECRET_HEADER, STATE_PATH};
 use serde_json::{Value, json};
 
 use crate::harness::{Conversation, Gateway, MODEL, Setup, client, eventually, words};
@@ -109,6 +109,71 @@ async fn a_gateway_that_does_not_allow_receipts_gives_none() {
         let (receipt, _, _) = ask(&gateway, Conversation::with_system(&words(3, 300)).body(), &headers).await;
         assert_eq!(receipt, None);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn explain_is_for_the_networks_that_may_ask() {
+    // For each listener the networks, and whether Envoy takes the address from the connection.
+    let listeners =
+        [(json!(["127.0.0.0/8", "::1"]), true), (json!(["10.0.0.0/8"]), true), (json!(["10.0.0.0/8"]), false)];
+    let receipts = |n: usize| json!({"explain": true, "allow": listeners[n].0});
+    let mut setup = setup(receipts(0));
+    setup.bootstrap.public = vec![setup.bootstrap.public[0]; 3];
+    setup.bootstrap.others = vec![setup.bootstrap.router.clone(); 2];
+    for n in 1..3 {
+        setup.bootstrap.others[n - 1]["receipts"] = receipts(n);
+    }
+    let direct = listeners.each_ref().map(|(_, direct)| *direct);
+    setup.config = Box::new(move |bootstrap, dir| {
+        let mut config = bootstrap.to_json(dir);
+        let (mut public, manager) = (direct.iter(), "/filter_chains/0/filters/0/typed_config");
+        for listener in config["static_resources"]["listeners"].as_array_mut().unwrap() {
+            if listener["name"] != "kvroute_ingest" {
+                listener.pointer_mut(manager).unwrap()["use_remote_address"] = (*public.next().unwrap()).into();
+                continue;
+            }
+            let manager = listener.pointer_mut(manager).unwrap();
+            manager["use_remote_address"] = true.into();
+            let admin = &mut manager["http_filters"][1]["typed_config"]["config"]["configuration"]["value"];
+            let mut own: Value = serde_json::from_str(admin.as_str().unwrap()).unwrap();
+            assert_eq!(own["role"], "admin");
+            own["receipts"] = json!({"allow": ["10.0.0.0/8"]});
+            *admin = own.to_string().into();
+        }
+        config
+    });
+    let gateway = Gateway::start(setup).await;
+    let secret = gateway.envoy.bootstrap().secret.clone();
+    let body = Conversation::with_system(&words(3, 300)).body();
+    // The listener, what X-Forwarded-For says, and whether that is to be told.
+    for (listener, forwarded, told) in [
+        (0, None, true),
+        (0, Some("8.8.8.8"), true),
+        (1, None, false),
+        (1, Some("10.1.2.3"), false),
+        // Why check-config wants use_remote_address: here a client writes its address itself.
+        (2, Some("10.1.2.3"), true),
+        (2, Some("8.8.8.8"), false),
+    ] {
+        let url = format!("http://{}{CHAT}", gateway.envoy.public_at(listener));
+        let asked = |secret: &str| {
+            let request = client().post(&url).body(body.clone()).header(SECRET_HEADER, secret);
+            let request = request.header("x-kvroute-explain", "1");
+            forwarded.into_iter().fold(request, |request, address| request.header("x-forwarded-for", address)).send()
+        };
+        let answer = asked(&secret).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.headers().contains_key("x-kvroute-receipt"), told, "{listener}, {forwarded:?}");
+        // The address does not stand in for the secret.
+        assert!(!asked("other").await.unwrap().headers().contains_key("x-kvroute-receipt"));
+    }
+    let inside = |path: &str| format!("http://{}{path}", gateway.envoy.ingest());
+    let explain = client().post(inside(EXPLAIN_PATH)).body(body.clone()).header(SECRET_HEADER, &secret);
+    let answer = explain.send().await.unwrap();
+    assert_eq!(answer.status(), 403);
+    assert!(answer.text().await.unwrap().contains("receipts.allow"));
+    let state = client().get(inside(STATE_PATH)).header(SECRET_HEADER, &secret).send().await.unwrap();
+    assert_eq!(state.status(), 200);
 }
 
 /// Takes spans as OTLP over HTTP.
