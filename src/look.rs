@@ -9,6 +9,8 @@
 //! the connection and names its slot; `live_slots` tells how many others there are to ask. The filter writes these
 //! types, `kvroute state` and `kvroute explain` read them; a field that one side lacks keeps its default.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::explain::{Explanation, Reason};
@@ -47,8 +49,22 @@ pub struct WorkerState {
     pub max_memory_bytes: u64,
     /// Requests under way.
     pub jobs: u64,
+    /// What became of requests.
+    pub requests: RequestCounts,
     /// What it decided last, the latest first.
     pub decisions: Vec<Decision>,
+}
+
+/// What became of the requests of one VM since its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RequestCounts {
+    /// By the labels in `kvroute_requests_total`, as far as there were any.
+    pub outcomes: BTreeMap<String, u64>,
+    /// Prompt tokens of routed requests.
+    pub prompt_tokens: u64,
+    /// Of those, tokens that the pick was expected to have cached.
+    pub matched_tokens: u64,
 }
 
 /// What was decided on one request.

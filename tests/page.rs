@@ -1,18 +1,21 @@
-//! The bridge's own page, in a real browser: it asks for the secret, keeps it to itself, and shows a fault.
+//! The bridge's own page, in a real browser: it asks for the secret, keeps it to itself, shows requests and decisions,
+//! and a fault, also while the workers of an Envoy are silent.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kvroute::bridge::config::ReplicaSpec;
 use kvroute::bridge::{Bridge, BridgeConfig};
-use kvroute::look::SECRET_HEADER;
+use kvroute::feed::FEED_PATH;
+use kvroute::look::{Decision, RequestCounts, SECRET_HEADER, STATE_PATH, WorkerState};
 use kvroute::mock::{Config, Replica};
 
 const SECRET: &str = "of-the-test";
@@ -50,13 +53,13 @@ async fn page(State(between): State<Shared>) -> Response {
     ([(header::CONTENT_TYPE, "text/html".to_owned()), (header::CONTENT_SECURITY_POLICY, policy)], text).into_response()
 }
 
-async fn replicas(State(between): State<Shared>, headers: HeaderMap) -> Response {
+async fn told(State(between): State<Shared>, Path(what): Path<String>, headers: HeaderMap) -> Response {
     if *between.dead.lock().unwrap() {
         // As a proxy would say it; a browser that is refused the connection shows the same.
         return StatusCode::BAD_GATEWAY.into_response();
     }
     let secret = headers.get(SECRET_HEADER).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
-    let url = format!("{}/kvroute/v1/replicas", between.bridge);
+    let url = format!("{}/kvroute/v1/{what}", between.bridge);
     let answer = between.client.get(url).header(SECRET_HEADER, secret).send().await.unwrap();
     let status = StatusCode::from_u16(answer.status().as_u16()).unwrap();
     (status, answer.text().await.unwrap()).into_response()
@@ -71,7 +74,7 @@ async fn between(bridge: String) -> (Shared, String) {
     let shared = Arc::new(Between { bridge, client, seen: Mutex::default(), dead: Mutex::default() });
     let routes = Router::new()
         .route("/", get(page))
-        .route("/kvroute/v1/replicas", get(replicas))
+        .route("/kvroute/v1/{what}", get(told))
         .route("/seen", post(seen))
         .with_state(shared.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -113,7 +116,7 @@ impl Browser {
         std::env::split_paths(&path).flat_map(|dir| names.map(|name| dir.join(name))).find(|file| file.is_file())
     }
 
-    fn open(program: &Path, url: &str) -> Browser {
+    fn open(program: &std::path::Path, url: &str) -> Browser {
         let profile = std::env::temp_dir().join(format!("kvroute-page-{}", std::process::id()));
         let mut command = Command::new(program);
         // As wide as a phone. The sandbox needs rights that containers have not; only this page is opened.
@@ -133,12 +136,70 @@ impl Drop for Browser {
     }
 }
 
+/// Where a replica stands that no mock is: only a decision has it.
+const PICK: &str = "10.9.9.9:8000";
+
+/// The loopback listener of an Envoy with one worker: it takes the feed, and tells of one more request with each look.
+#[derive(Default)]
+struct Worker {
+    routed: AtomicU64,
+    /// It takes questions and gives no answers.
+    silent: AtomicBool,
+}
+
+impl Worker {
+    async fn start() -> (Arc<Worker>, String) {
+        let worker = Arc::new(Worker::default());
+        let routes = Router::new()
+            .route(STATE_PATH, get(Worker::state))
+            .route(FEED_PATH, post(|| async { "{}" }))
+            .layer(DefaultBodyLimit::disable())
+            .with_state(worker.clone());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        (worker, url)
+    }
+
+    async fn state(State(worker): State<Arc<Worker>>, headers: HeaderMap) -> Response {
+        if headers.get(SECRET_HEADER).is_none_or(|secret| secret.as_bytes() != SECRET.as_bytes()) {
+            return StatusCode::UNAUTHORIZED.into_response();
+        }
+        if worker.silent.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        let routed = worker.routed.fetch_add(1, Ordering::Relaxed) + 1;
+        let outcomes = [("routed", routed), ("too_short", 3), ("not_our_path", 7)];
+        let state = WorkerState {
+            slot: Some(0),
+            live_slots: vec![0],
+            requests: RequestCounts {
+                outcomes: outcomes.map(|(label, count)| (label.to_owned(), count)).into(),
+                prompt_tokens: routed * 1000,
+                matched_tokens: routed * 750,
+            },
+            decisions: vec![Decision {
+                outcome: "routed".into(),
+                model: "m".into(),
+                pick: Some(PICK.into()),
+                reason: Some("cache".into()),
+                prompt_tokens: 1234,
+                matched_tokens: 617,
+                ..Decision::default()
+            }],
+            ..WorkerState::default()
+        };
+        axum::Json(state).into_response()
+    }
+}
+
 fn replica() -> Replica {
     Replica::start(Config { model: "m".into(), block_size: 4, ..Config::default() }).unwrap()
 }
 
-async fn bridge(replicas: &[&Replica]) -> Bridge {
+async fn bridge(replicas: &[&Replica], envoys: &[&str]) -> Bridge {
     let config = BridgeConfig {
+        envoys: envoys.iter().map(|url| (*url).to_owned()).collect(),
         secret: SECRET.into(),
         listen: ([127, 0, 0, 1], 0).into(),
         replicas: replicas.iter().map(|r| ReplicaSpec::parse(&r.bridge_spec()).unwrap()).collect(),
@@ -150,7 +211,7 @@ async fn bridge(replicas: &[&Replica]) -> Bridge {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_is_one_file_that_tells_nothing_by_itself() {
     let replica = replica();
-    let bridge = bridge(&[&replica]).await;
+    let bridge = bridge(&[&replica], &[]).await;
     let answer = reqwest::Client::builder().no_proxy().build().unwrap().get(format!("http://{}/", bridge.address));
     let answer = answer.send().await.unwrap();
     assert_eq!(answer.status(), 200);
@@ -163,6 +224,13 @@ async fn the_page_is_one_file_that_tells_nothing_by_itself() {
         assert!(!text.contains(outside), "{outside}");
     }
     assert_eq!(text.matches("href=").count(), text.matches("href=\"data:").count());
+    // What it shows is for whoever has the secret.
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for what in ["replicas", "gateways"] {
+        let url = format!("http://{}/kvroute/v1/{what}", bridge.address);
+        assert_eq!(client.get(&url).send().await.unwrap().status(), 401, "{what}");
+        assert_eq!(client.get(&url).header(SECRET_HEADER, SECRET).send().await.unwrap().status(), 200, "{what}");
+    }
     bridge.stop().await;
 }
 
@@ -176,17 +244,34 @@ async fn a_person_with_the_secret_sees_a_fault() {
         return;
     };
     let (stays, leaves) = (replica(), replica());
-    let bridge = bridge(&[&stays, &leaves]).await;
+    let (worker, envoy) = Worker::start().await;
+    let bridge = bridge(&[&stays, &leaves], &[&envoy]).await;
     let (between, url) = between(format!("http://{}", bridge.address)).await;
     let _browser = Browser::open(&program, &url);
     let seen = sees(&between, "the wrong secret is refused", |seen| seen.contains("another secret")).await;
-    assert!(!seen.contains("exact"), "{seen}");
+    assert!(!seen.contains("exact") && !seen.contains(PICK), "{seen}");
     let well = sees(&between, "all is well", |seen| seen.contains("nothing is wrong")).await;
     for replica in [&stays, &leaves] {
         assert!(well.contains(&replica.http_addr().to_string()), "{well}");
     }
     assert!(well.contains("kept false") && well.contains("wide false"), "{well}");
     assert!(!well.contains("another secret"), "{well}");
+
+    // Requests as the workers tell of them, and what was decided.
+    let requests = sees(&between, "requests and decisions", |seen| {
+        seen.contains("hit share 75.0 %, of late 75.0 %") && seen.contains(PICK)
+    })
+    .await;
+    for word in ["routed", "too_short", "cache", "1,234", "50.0 %"] {
+        assert!(requests.contains(word), "{word}: {requests}");
+    }
+    assert!(!requests.contains("not_our_path") && requests.contains("wide false"), "{requests}");
+    // They go on being counted, and once they are silent that is said.
+    let later = worker.routed.load(Ordering::Relaxed) + 5;
+    let all = (later + 3..later + 200).map(|n| format!("{n} since the workers began")).collect::<Vec<_>>();
+    sees(&between, "more requests", |seen| all.iter().any(|line| seen.contains(line.as_str()))).await;
+    worker.silent.store(true, Ordering::Relaxed);
+    sees(&between, "silent workers", |seen| seen.contains("its workers do not answer")).await;
 
     // It hangs: its connections stay, and nothing is answered.
     let silent = format!("{}: its API does not answer", leaves.name());

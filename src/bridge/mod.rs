@@ -20,6 +20,7 @@
 //! | [`discovery`], [`dns`], [`kubernetes`] | which replicas there are |
 //! | [`hub`], [`shards`] | the sequence of batches; the state for snapshots |
 //! | [`push`], [`serve`], [`tls`] | the way out |
+//! | [`workers`], [`gateways`] | what the workers of the Envoys say of requests, for the page |
 //! | [`checkpoint`] | the caches on disk |
 //! | [`recording`] | what the engines said, in a file and back |
 //!
@@ -34,6 +35,7 @@ pub mod cursor;
 pub mod discovery;
 pub mod dns;
 pub mod facts;
+pub mod gateways;
 pub mod hub;
 pub mod kubernetes;
 pub mod push;
@@ -48,6 +50,7 @@ pub mod stream;
 pub mod tls;
 pub mod trust;
 pub mod wire;
+pub mod workers;
 pub mod zmtp;
 
 use std::net::SocketAddr;
@@ -60,6 +63,7 @@ use tokio::net::TcpListener;
 use config::ReplicaSpec;
 use discovery::Discovery;
 use dns::NamedReplicas;
+use gateways::Gateways;
 use hub::Hub;
 use push::Envoy;
 use registry::Registry;
@@ -145,11 +149,13 @@ impl Bridge {
         let builder =
             || reqwest::Client::builder().connect_timeout(Duration::from_secs(2)).tcp_nodelay(true).no_proxy();
         let client = builder().build().map_err(|e| e.to_string())?;
-        // Engines are asked by the one, Envoys by the other.
-        let to_envoy = match &config.tls {
-            Some(files) => files.client(builder())?.build().map_err(|e| e.to_string())?,
-            None => client.clone(),
+        // Engines are asked by the one, Envoys by the others.
+        let with_files = |builder| match &config.tls {
+            Some(files) => files.client(builder),
+            None => Ok(builder),
         };
+        let to_envoy = with_files(builder())?.build().map_err(|e| e.to_string())?;
+        let to_workers = with_files(builder().pool_max_idle_per_host(0))?.build().map_err(|e| e.to_string())?;
         let listener =
             TcpListener::bind(config.listen).await.map_err(|e| format!("cannot listen on {}: {e}", config.listen))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
@@ -163,7 +169,8 @@ impl Bridge {
             tasks.push(tokio::spawn(envoy.clone().run(hub.clone(), to_envoy.clone())));
         }
         let (secret, hash_seed) = (config.secret.clone(), config.hash_seed.clone());
-        let shown = serve::Shown { secret, hash_seed, hub, envoys, registry: registry.clone() };
+        let gateways = Gateways::new(&config.envoys, &config.secret, to_workers);
+        let shown = serve::Shown { secret, hash_seed, hub, envoys, gateways, registry: registry.clone() };
         let routes = serve::routes(Arc::new(shown));
         let ended = |end: std::io::Result<()>| end.unwrap_or_else(|error| tracing::error!("listener: {error}"));
         match &config.tls {

@@ -6,7 +6,8 @@
 //! | `/kvroute/v1/snapshot?digests&from=<16 hex>[&epoch=<16 hex>]` | secret | a frame of [`crate::feed::digest`] |
 //! | `POST` of either | secret | the same; the body is a frame of [`crate::feed::word`] |
 //! | `/kvroute/v1/replicas` | secret | JSON: replicas, Envoys, term, epoch, seq |
-//! | `/` | | a page for people, which asks for the secret and then shows the replicas |
+//! | `/kvroute/v1/gateways` | secret | JSON: what the workers of each Envoy say of requests ([`super::gateways`]) |
+//! | `/` | | a page for people, which asks for the secret and then shows both |
 //! | `/metrics` | | Prometheus text |
 //! | `/healthz` | | 200 |
 
@@ -21,6 +22,7 @@ use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use serde::{Deserialize, Serialize};
 
+use super::gateways::Gateways;
 use super::hub::Hub;
 use super::push::{Envoy, EnvoyState};
 use super::registry::Registry;
@@ -40,6 +42,8 @@ pub struct Shown {
     pub hub: Arc<Hub>,
     /// Receivers.
     pub envoys: Vec<Arc<Envoy>>,
+    /// Their workers.
+    pub gateways: Gateways,
     /// Replicas.
     pub registry: Arc<Registry>,
 }
@@ -69,6 +73,7 @@ pub fn routes(shown: Arc<Shown>) -> Router {
     Router::new()
         .route(SNAPSHOT_PATH, get(snapshot).post(snapshot).layer(DefaultBodyLimit::max(word::MAX_BYTES)))
         .route("/kvroute/v1/replicas", get(replicas))
+        .route("/kvroute/v1/gateways", get(gateways))
         .route("/", get(page))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -135,6 +140,13 @@ async fn replicas(Shared(shown): Shared<Arc<Shown>>, headers: HeaderMap) -> Resp
         replicas: shown.registry.states(),
     })
     .into_response()
+}
+
+async fn gateways(Shared(shown): Shared<Arc<Shown>>, headers: HeaderMap) -> Response {
+    if !allowed(&shown, &headers) {
+        return error(StatusCode::UNAUTHORIZED, "wrong or no x-kvroute-secret");
+    }
+    Json(serde_json::json!({ "gateways": shown.gateways.look().await })).into_response()
 }
 
 /// The page knows nothing by itself, so it needs no secret. Scripts and styles are its own, and it talks to the bridge

@@ -20,11 +20,12 @@ pub struct Envoy {
     pub root: u32,
 }
 
-/// A counter: Envoy's number of it, and what it is not told of yet.
+/// A counter: Envoy's number of it, what it is not told of yet, and all that was counted.
 #[derive(Default)]
 struct Count {
     metric: Option<Option<u32>>,
     more: u64,
+    all: u64,
 }
 
 thread_local! {
@@ -103,7 +104,11 @@ impl Host for Envoy {
         COUNTERS.with_borrow_mut(|known| {
             let count = known.entry(counter).or_default();
             count.more = count.more.saturating_add(by);
+            count.all = count.all.saturating_add(by);
         });
+    }
+    fn counted(&self, counter: Counter) -> u64 {
+        COUNTERS.with_borrow(|known| known.get(&counter).map_or(0, |count| count.all))
     }
     fn refresh(&self) {
         COUNTERS.with_borrow_mut(|known| {

@@ -129,6 +129,9 @@ impl Host for Fake {
     fn ask(&self, _cluster: &str, _path: &str, _secret: &str, _body: &[u8], _timeout_ms: u64) -> bool {
         true
     }
+    fn counted(&self, counter: Counter) -> u64 {
+        self.counter(counter)
+    }
     fn count(&self, counter: Counter, by: u64) {
         *self.counters.borrow_mut().entry(counter.name()).or_default() += by;
     }

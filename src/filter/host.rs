@@ -37,6 +37,8 @@ pub trait Host: Shared {
     fn ask(&self, cluster: &str, path: &str, secret: &str, body: &[u8], timeout_ms: u64) -> bool;
     /// Adds to a counter. Envoy shows it after the next [`Host::refresh`].
     fn count(&self, counter: Counter, by: u64);
+    /// What this VM has counted since its start.
+    fn counted(&self, counter: Counter) -> u64;
     /// With every tick: hands over what was counted, and asks how loud the log is to be.
     fn refresh(&self);
     /// Sets a gauge of a slot.

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use super::host::Host;
+use super::metrics::{Counter, Outcome};
 use super::models::Setup;
 use super::router::Router;
 use crate::blocks::BlockHash;
@@ -11,7 +12,8 @@ use crate::clock::Time;
 use crate::explain::{Explanation, Reason, explain};
 use crate::feed::record::Tier;
 use crate::look::{
-    Adapter, Candidate, Choice, FeedState, IndexState, Load, MemoryUse, Prefill, ReplicaState, WorkerState,
+    Adapter, Candidate, Choice, FeedState, IndexState, Load, MemoryUse, Prefill, ReplicaState, RequestCounts,
+    WorkerState,
 };
 use crate::nokey::{NoKey, NoKeyReason};
 use crate::replicas::stats::{FleetStats, ReplicaStats};
@@ -48,7 +50,17 @@ pub fn state(router: &Router, host: &dyn Host) -> WorkerState {
         ],
         max_memory_bytes: router.setups.newest().config.limits.memory_bytes as u64,
         jobs: jobs as u64,
+        requests: requests(host),
         decisions: router.recent.list(now),
+    }
+}
+
+fn requests(host: &dyn Host) -> RequestCounts {
+    let counted = |outcome: Outcome| (outcome.label().to_owned(), host.counted(Counter::Requests(outcome)));
+    RequestCounts {
+        outcomes: Outcome::all().map(counted).filter(|(_, count)| *count > 0).collect(),
+        prompt_tokens: host.counted(Counter::PromptTokens),
+        matched_tokens: host.counted(Counter::MatchedTokens),
     }
 }
 

@@ -17,6 +17,12 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Every one.
+    pub fn all() -> impl Iterator<Item = Outcome> {
+        let decided = [Outcome::Routed, Outcome::Shadow, Outcome::Cancelled];
+        decided.into_iter().chain(NoKey::ALL.iter().copied().map(Outcome::NoKey))
+    }
+
     /// The label.
     pub fn label(self) -> &'static str {
         match self {

@@ -271,3 +271,43 @@ async fn workers_in_different_states_answer_differently_and_say_which_they_are()
         assert_eq!(choice.no_pick.is_some(), *slot != first, "{choice:?}");
     }
 }
+
+/// What the bridge's page goes by: the workers' own counts are together what Envoy's metrics are.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bridge_tells_of_the_requests_of_every_worker() {
+    let gateway = Gateway::start(Setup::default()).await;
+    gateway.all_have_slots().await;
+    for n in 0..6 {
+        let mut conversation = Conversation::with_system(&words(n, 100));
+        gateway.turn(&mut conversation, "one").await;
+        gateway.turn(&mut conversation, "two").await;
+    }
+    gateway.post("/v1/chat/completions", b"{".to_vec()).await;
+    let url = format!("http://{}/kvroute/v1/gateways", gateway.bridge.as_ref().unwrap().address);
+    assert_eq!(client().get(&url).send().await.unwrap().status(), 401);
+    let secret = &gateway.envoy.bootstrap().secret;
+    let workers = eventually("both workers have told", async || {
+        let told: Value = client().get(&url).header(SECRET_HEADER, secret).send().await.ok()?.json().await.ok()?;
+        let [gateway] = told["gateways"].as_array()?.as_slice() else { panic!("{told}") };
+        assert_eq!(gateway["error"], "");
+        let workers = gateway["workers"].as_array()?.clone();
+        let counts =
+            |what: &str| workers.iter().map(|w| w["requests"]["outcomes"][what].as_u64().unwrap_or(0)).sum::<u64>();
+        ((counts("routed"), counts("not_json")) == (12, 1)).then_some(workers)
+    })
+    .await;
+    assert_eq!(workers.len(), 2);
+    let tokens = |what: &str| workers.iter().map(|w| w["requests"][what].as_u64().unwrap()).sum::<u64>();
+    let (prompt, matched) = (tokens("prompt_tokens"), tokens("matched_tokens"));
+    assert!(matched > 0 && matched < prompt, "{workers:?}");
+    eventually("Envoy's own metrics come to the same", async || {
+        let stat = |what: &str| gateway.envoy.stat(&format!("wasmcustom.kvroute_{what}_total")).unwrap();
+        ((stat("prompt_tokens"), stat("matched_tokens")) == (prompt, matched)).then_some(())
+    })
+    .await;
+    let decided: Vec<&Value> = workers.iter().flat_map(|w| w["decisions"].as_array().unwrap()).collect();
+    let routed = decided.iter().filter(|d| d["outcome"] == "routed" && d["model"] == MODEL);
+    assert!(routed.clone().count() > 0 && decided.iter().any(|d| d["outcome"] == "not_json"), "{decided:?}");
+    let known = |d: &&&Value| (0..3).any(|i| d["pick"] == gateway.replica(i).http_addr().to_string());
+    assert_eq!(routed.clone().filter(known).count(), routed.count());
+}

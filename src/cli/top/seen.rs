@@ -7,12 +7,10 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::bridge::facts::plain;
+use crate::bridge::workers::Workers;
 use crate::doctor::proxy::{self, Proxy};
 use crate::doctor::{Report, Target};
-use crate::look::{SECRET_HEADER, STATE_PATH, WorkerState};
-
-/// What a worker said that has not been met again since.
-const KEPT: Duration = Duration::from_secs(10);
+use crate::look::{SECRET_HEADER, WorkerState};
 
 /// What everybody said at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -91,7 +89,7 @@ pub struct Asker {
     patience: Duration,
     gateway: Option<String>,
     proxy: Option<Proxy>,
-    workers: BTreeMap<Option<u32>, (Instant, WorkerState)>,
+    workers: Workers,
     began: Instant,
 }
 
@@ -106,7 +104,7 @@ impl Asker {
             patience,
             gateway,
             proxy: None,
-            workers: BTreeMap::new(),
+            workers: Workers::default(),
             began: Instant::now(),
         })
     }
@@ -127,8 +125,12 @@ impl Asker {
         match secret {
             None => seen.silent.push(("secret", "not known: give --secret-file, or set KVROUTE_SECRET".into())),
             Some(secret) => {
-                let (told, workers) =
-                    tokio::join!(overview(&client, bridge, &secret), self.workers(&fresh, gateway, &secret));
+                let meet = async {
+                    self.workers.forget();
+                    let gateway = gateway.context("no admin instance is known: --gateway")?;
+                    self.workers.meet(&fresh, &gateway, &secret).await
+                };
+                let (told, workers) = tokio::join!(overview(&client, bridge, &secret), meet);
                 match told {
                     Ok(told) => seen.bridge = Some(told),
                     Err(error) => seen.silent.push(("bridge", format!("{error:#}"))),
@@ -138,7 +140,7 @@ impl Asker {
                 }
             }
         }
-        seen.workers = self.workers.values().map(|(_, state)| state.clone()).collect();
+        seen.workers = self.workers.states().map(|(_, state)| state.clone()).collect();
         seen.at_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         seen
     }
@@ -164,41 +166,6 @@ impl Asker {
         seen.stats = stats(&page?);
         seen.healthy = healthy?;
         seen.envoy = Some(proxy.version.clone());
-        Ok(())
-    }
-
-    /// Every worker, as far as they are met: who gets a connection is Envoy's choice.
-    async fn workers(&mut self, client: &reqwest::Client, gateway: Option<String>, secret: &str) -> Result<()> {
-        let begun = Instant::now();
-        self.workers.retain(|_, (at, _)| at.elapsed() < KEPT);
-        let gateway = gateway.context("no admin instance is known: --gateway")?;
-        let url = format!("{}{STATE_PATH}", gateway.trim_end_matches('/'));
-        let mut tries = 1;
-        while tries > 0 {
-            tries -= 1;
-            let answer = client.get(&url).header(SECRET_HEADER, secret).send().await;
-            let answer = answer.map_err(|error| anyhow::anyhow!("{url}: {}", plain(&error)))?;
-            if answer.status() == 401 {
-                bail!("{url}: 401, the secret is not the gateway's");
-            }
-            let text = answer.text().await?;
-            let state: WorkerState =
-                serde_json::from_str(&text).with_context(|| format!("{url}: no admin instance there"))?;
-            let live = state.live_slots.clone();
-            let first = self.workers.values().all(|(at, _)| *at < begun);
-            self.workers.insert(state.slot, (Instant::now(), state));
-            self.workers.retain(|slot, _| match slot {
-                Some(slot) => live.contains(slot),
-                None => live.is_empty(),
-            });
-            if first {
-                tries = live.len() * 3;
-            }
-            let met = |slot: &u32| self.workers.get(&Some(*slot)).is_some_and(|(at, _)| *at >= begun);
-            if live.iter().all(met) {
-                break;
-            }
-        }
         Ok(())
     }
 }
