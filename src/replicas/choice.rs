@@ -12,8 +12,6 @@ use crate::clock::{MS, Time};
 use crate::feed::record::{Standing, Trust};
 use crate::index::Held;
 #[cfg(test)]
-use crate::index::Walk;
-#[cfg(test)]
 use crate::routing::rank;
 use crate::routing::{
     Candidate, CandidateReceipt, PrefillReceipt, Reason, Receipt, Request, Scored, last_token_cap, missed,
@@ -40,11 +38,6 @@ pub(super) struct Shown<'a> {
 /// For measurements.
 #[cfg(test)]
 impl Fleet {
-    pub(super) fn knows(&self, hash: BlockHash) -> bool {
-        let columns = self.world.members.iter().filter_map(|(_, r)| r.column);
-        Walk::new(columns).push(&self.world.index, hash, |_, _| 0)
-    }
-
     pub(super) fn score_only(&self, matching: &Matching, ask: &Ask<'_>) -> usize {
         let (_, plain, request) = self.candidates(matching, ask, Stage::Decode);
         rank(&self.policy, &request, &plain, self.policy.candidates).len()

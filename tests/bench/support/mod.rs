@@ -1,4 +1,4 @@
-//! What the benches of templates and tokenizers share: the spec for `tests/bench/measure`, and running it natively
+//! What the benches of the index, templates and tokenizers share: the spec for `tests/bench/measure`, and running it natively
 //! and in a real Envoy.
 
 use std::collections::BTreeMap;
@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 
 #[path = "../measure/src/clock.rs"]
 pub mod clock;
+#[path = "../measure/src/index.rs"]
+pub mod index;
 #[path = "../measure/src/inputs.rs"]
 pub mod inputs;
 mod options;

@@ -1,8 +1,10 @@
-//! What `scripts/bench templates` and `scripts/bench tokenizer` measure, in the wasm of a real Envoy ([`plugin`]) and
+//! What `scripts/bench index`, `templates` and `tokenizer` measure, in the wasm of a real Envoy ([`plugin`]) and
 //! natively: there the bench itself has the modules that measure kvroute, and `main.rs` the rivals. A [`spec::Spec`]
 //! says what, and the answer is JSON.
 
 pub mod clock;
+#[cfg(target_family = "wasm")]
+mod index;
 pub mod inputs;
 #[cfg(target_family = "wasm")]
 mod plugin;
