@@ -92,8 +92,12 @@ fn convert(
     media: &mut Media,
 ) -> Result<Json, NoKeyReason> {
     let role = message.get("role").and_then(Json::as_str).ok_or_else(|| bad("messages: an entry has no role"))?;
-    let parts = Parts::of(message.get("content"), role, profile)?;
-    let mut rest = Vec::new();
+    let content = match message.get("content") {
+        // One text stays as it is, and needs no list.
+        Some(text @ Json::Str(_)) if keeps_text(role, format, profile) => Content::Text(text),
+        content => Content::Parts(Parts::of(content, role, profile)?),
+    };
+    let mut rest = Vec::with_capacity(4);
     if role == "assistant" {
         if let Some(calls) = message.get_some("tool_calls") {
             let calls = calls.as_seq().ok_or_else(|| bad("messages: tool_calls is no array"))?;
@@ -124,17 +128,35 @@ fn convert(
     if role == "developer" {
         rest.push((Text::from("tools"), developer_tools(message.get("tools"))?));
     }
-    let build = |content: Json| {
-        let mut out = vec![(Text::from("role"), Json::str(role)), (Text::from("content"), content)];
-        out.extend(rest.iter().cloned());
+    let build = |content: Json, rest: Vec<(Text, Json)>| {
+        let mut out = Vec::with_capacity(rest.len() + 2);
+        out.push((Text::from("role"), Json::str(role)));
+        out.push((Text::from("content"), content));
+        out.extend(rest);
         Json::map(out)
+    };
+    let parts = match content {
+        Content::Text(text) => return Ok(build(text.clone(), rest)),
+        Content::Parts(parts) => parts,
     };
     let has_media = parts.list.iter().any(|part| matches!(part, Part::Media(_)));
     if has_media {
         media.found = true;
-        media.pending = Some(build(parts.content(format, role, true)));
+        media.pending = Some(build(parts.content(format, role, true), rest.clone()));
     }
-    Ok(build(parts.content(format, role, false)))
+    Ok(build(parts.content(format, role, false), rest))
+}
+
+/// The content of a message.
+enum Content<'a> {
+    Text(&'a Json),
+    Parts(Parts),
+}
+
+/// Whether a content that is one text is handed on as that text.
+fn keeps_text(role: &str, format: ContentFormat, profile: &Profile) -> bool {
+    let strips = role == "system" && profile.strips_billing;
+    (format == ContentFormat::String || role == "tool") && !strips
 }
 
 /// One part of a message's content.
@@ -362,9 +384,8 @@ fn developer_tools(tools: Option<&Json>) -> Result<Json, NoKeyReason> {
 }
 
 fn arguments(text: &str, profile: &Profile) -> Result<Json, NoKeyReason> {
-    let empty = Json::map(Vec::new());
     if text.is_empty() {
-        return Ok(empty);
+        return Ok(Json::empty_map());
     }
     // Python's json.loads of a str refuses the mark that it skips in bytes.
     let parsed = if text.starts_with('\u{feff}') { None } else { Some(json::parse_part(text.as_bytes())) };
@@ -373,9 +394,9 @@ fn arguments(text: &str, profile: &Profile) -> Result<Json, NoKeyReason> {
         (Some(Err(error)), _) if error.fault != Fault::Syntax => {
             Err(unsupported(format!("arguments of a tool call: {error}")))
         }
-        (Some(Ok(Json::Null)), BadArguments::RefuseText) if profile.empties_null_arguments => Ok(empty),
+        (Some(Ok(Json::Null)), BadArguments::RefuseText) if profile.empties_null_arguments => Ok(Json::empty_map()),
         (Some(Ok(other)), BadArguments::RefuseText) => Ok(other),
         (_, BadArguments::RefuseText) => Err(bad("messages: the arguments of a tool call are not JSON")),
-        (_, BadArguments::Empty) => Ok(empty),
+        (_, BadArguments::Empty) => Ok(Json::empty_map()),
     }
 }

@@ -1,5 +1,6 @@
 //! The parser.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use super::budget::{self, Budget};
@@ -49,17 +50,35 @@ pub fn parse(bytes: &[u8]) -> Result<Json, JsonError> {
 
 /// Parses a whole text that is a part of the request under way, within what that has left.
 pub fn parse_part(bytes: &[u8]) -> Result<Json, JsonError> {
-    budget::with_current(|budget| parse_within(bytes, budget))
+    budget::with_current(|budget| {
+        let state = State { budget: *budget, ..SPARE.take() };
+        let (value, state) = run_through(bytes, state);
+        *budget = state.budget;
+        SPARE.set(state.emptied());
+        value
+    })
+}
+
+thread_local! {
+    /// What the parts of requests are parsed with, one after the other: most are small, and would spend more time on
+    /// memory than on their text.
+    static SPARE: Cell<State> = Cell::default();
 }
 
 /// Parses a whole text.
 pub fn parse_within(bytes: &[u8], budget: &mut Budget) -> Result<Json, JsonError> {
+    let (value, state) = run_through(bytes, State::new(*budget));
+    *budget = state.budget;
+    value
+}
+
+fn run_through(bytes: &[u8], state: State) -> (Result<Json, JsonError>, State) {
     let bytes = bytes.strip_prefix(BOM).unwrap_or(bytes);
-    let mut parser = Parser { bytes, state: State::new(*budget) };
+    let mut parser = Parser { bytes, state };
     let value = parser.run(usize::MAX);
-    *budget = parser.state.budget;
     // Without a limit there is nothing to go on with.
-    value?.ok_or_else(|| parser.error("the text ends inside a value"))
+    let value = value.and_then(|value| value.ok_or_else(|| parser.error("the text ends inside a value")));
+    (value, parser.state)
 }
 
 const BOM: &[u8] = b"\xef\xbb\xbf";
@@ -120,6 +139,17 @@ struct State {
 impl State {
     fn new(budget: Budget) -> State {
         State { budget, ..State::default() }
+    }
+
+    /// The same memory for another text, unless it has grown.
+    fn emptied(mut self) -> State {
+        if self.items.capacity().max(self.entries.capacity()) > 4 * FEW {
+            return State::default();
+        }
+        self.open.clear();
+        self.items.clear();
+        self.entries.clear();
+        State { open: self.open, items: self.items, entries: self.entries, ..State::default() }
     }
 }
 
@@ -295,13 +325,13 @@ impl<'a> Parser<'a> {
 
     fn closed(&mut self, open: Open) -> Json {
         match open {
-            Open::Seq(base) => Json::Seq(Arc::new(JsonSeq(self.state.items.split_off(base)))),
+            Open::Seq(base) => Json::Seq(Arc::new(JsonSeq(self.state.items.drain(base..).collect()))),
             Open::LongSeq(mut items, _) => {
                 // Growing by doubling leaves up to half of it unused.
                 items.shrink_to_fit();
                 Json::Seq(Arc::new(JsonSeq(items)))
             }
-            Open::Map(base) => Json::Map(Arc::new(JsonMap::from_entries(self.state.entries.split_off(base)))),
+            Open::Map(base) => Json::Map(Arc::new(JsonMap::from_entries(self.state.entries.drain(base..).collect()))),
             Open::LargeMap(mut map, _) => {
                 map.shrink_to_fit();
                 Json::Map(Arc::new(map))
