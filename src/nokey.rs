@@ -72,6 +72,27 @@ pub const LIMITS: &[&str] = &[
     "cache_salt: one for each prompt",
     "continue_final_message: the text begins with the BOS token",
     "reasoning_effort: low, with a template that reads low_effort",
+    // The rarer ones.
+    "tools: custom tools and namespaces",
+    "messages: blocks that add or remove tools",
+    "truncation to the model's length, which is not known",
+    "truncation of a prompt with media",
+    "the template drops media parts",
+    "tools: strict is no boolean",
+    "tools: defer_loading is no boolean",
+    "messages: a tool_use block without an id",
+    "messages: the tools of a developer message are not functions",
+    "chat_template_kwargs: return_assistant_tokens_mask",
+    "continue_final_message names a field",
+    "previous_input_messages",
+    "tools: others than functions, with harmony",
+    "input: an item of type",
+    "gpt-oss: with vLLM below 0.25",
+    "gpt-oss: tool calls, with vLLM below 0.31",
+    "tools: over responses, with vLLM below 0.27",
+    "input: an assistant's message or a namespace, with vLLM below 0.25",
+    "input: a custom tool call, with vLLM below 0.32",
+    "tools: the template fails",
 ];
 
 impl fmt::Display for NoKey {

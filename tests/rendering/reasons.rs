@@ -126,6 +126,45 @@ fn every_limit_stands_in_the_readme_and_is_what_a_refusal_says() {
         (Api::Completions, json!({"prompt": "x", "prompt_embeds": "AA=="})),
         chat(json!({"messages": arguments})),
     ];
+    let with = |field: &str, value: serde_json::Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+        body[field] = value;
+        body
+    };
+    let tool = |field: &str| {
+        let mut function = json!({"name": "f"});
+        function[field] = json!("yes");
+        chat(json!({"tools": [{"type": "function", "function": function}]}))
+    };
+    let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "x"}]}]);
+    let blocks = |block: serde_json::Value| {
+        (Api::Messages, json!({"max_tokens": 5, "messages": [{"role": "user", "content": "x"}, block]}))
+    };
+    let rare = vec![
+        (Api::Responses, json!({"input": "x", "tools": [{"type": "custom", "name": "c"}]})),
+        blocks(json!({"role": "system", "content": [{"type": "tool_addition", "tool": {"name": "t"}}]})),
+        blocks(json!({"role": "assistant", "content": [{"type": "tool_use", "name": "t", "input": {}}]})),
+        (Api::Responses, json!({"input": "x", "truncation": "auto"})),
+        chat(json!({"messages": image, "truncate_prompt_tokens": 5})),
+        tool("strict"),
+        tool("defer_loading"),
+        chat(json!({"messages": [{"role": "developer", "content": "x", "tools": [{"type": "custom"}]}]})),
+        (Api::ChatCompletions, with("chat_template_kwargs", json!({"return_assistant_tokens_mask": true}))),
+    ];
+    let dropped = vec![chat(json!({"messages": image}))];
+    let harmony = vec![
+        (Api::Responses, json!({"input": "x", "previous_input_messages": [{"role": "user"}]})),
+        (Api::Responses, json!({"input": "x", "tools": [{"type": "web_search"}]})),
+        (Api::Responses, json!({"input": [{"type": "web_search_call", "id": "w"}]})),
+    ];
+    let called = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]);
+    let function = json!([{"type": "function", "name": "f", "parameters": {}}]);
+    let old = vec![
+        (Api::Responses, json!({"input": "x", "tools": function})),
+        (Api::Responses, json!({"input": [{"type": "message", "role": "assistant", "content": "x"}]})),
+        (Api::Responses, json!({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "c", "input": "x"}]})),
+    ];
     let last = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "<s>x"}]);
     let sglang = vec![
         (Api::Messages, json!({"messages": []})),
@@ -136,8 +175,29 @@ fn every_limit_stands_in_the_readme_and_is_what_a_refusal_says() {
         chat(json!({"messages": last, "continue_final_message": true})),
         chat(json!({"reasoning_effort": "low"})),
     ];
+    let failing = vec![
+        chat(json!({"tools": [{"type": "function", "function": {"name": "f"}}]})),
+        (Api::ChatCompletions, with("chat_template_kwargs", json!({"continue_final_message": ""}))),
+    ];
     let mut reached = BTreeSet::new();
+    let parsers = |mut engine: serde_json::Value| {
+        engine["tool_call_parser"] = json!("any");
+        engine["enable_auto_tool_choice"] = json!(true);
+        engine
+    };
+    let oss = json!({"model_type": "gpt_oss"});
     let engines = [
+        (parsers(json!({})), rare),
+        (json!({"chat_template": "{{ 'x' }}", "chat_template_content_format": "string"}), dropped),
+        (parsers(json!({"hf_overrides": oss})), harmony),
+        (parsers(json!({"hf_overrides": oss, "version": "0.24.0"})), vec![chat(json!({}))]),
+        (parsers(json!({"hf_overrides": oss, "version": "0.30.0"})), vec![chat(json!({"messages": called}))]),
+        (parsers(json!({"version": "0.24.0"})), old),
+        (
+            json!({"engine": "sglang", "version": "0.5.23", "tool_call_parser": "any",
+                "chat_template": "{{ tools[0].function.name.encode() }}"}),
+            failing,
+        ),
         (json!({"trust_request_chat_template": true}), vllm),
         (
             json!({"engine": "sglang", "version": "0.5.23", "chat_template": "{# low_effort truncate_history_thinking #}"}),
