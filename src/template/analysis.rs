@@ -3,7 +3,7 @@
 
 mod markup;
 mod unknown;
-mod walk;
+pub(in crate::template) mod walk;
 
 use minijinja::machinery::ast::{CallArg, Expr, Stmt};
 use minijinja::machinery::parse;

@@ -167,10 +167,10 @@ fn add_filters(env: &mut Environment<'static>) {
     env.remove_filter("pprint");
 }
 
-fn to_json(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
-    let args = args.into_values();
+/// What the arguments of `tojson` say.
+pub fn json_style(args: &[Value]) -> Result<JsonStyle, Error> {
     let mut style = JsonStyle::default();
-    let (args, kwargs) = split_kwargs(&args)?;
+    let (args, kwargs) = split_kwargs(args)?;
     // transformers' order of the arguments.
     let argument = |at: usize, name: &str| match args.get(at) {
         Some(value) => Ok(Some(value.clone())),
@@ -200,6 +200,11 @@ fn to_json(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
         style.sort_keys = flag.is_true();
     }
     kwargs.assert_all_used()?;
+    Ok(style)
+}
+
+fn to_json(value: Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let style = json_style(&args.into_values())?;
     dump_value(&value, &style).map_err(|error| {
         let error = Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}"));
         if value.is_undefined() { error.with_source(Raised) } else { error }

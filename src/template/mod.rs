@@ -2,7 +2,8 @@
 //!
 //! In: a template's source, once; then the variables of each request. Out: text, or an error where Python would
 //! raise one, or where the text could not be Python's. Costs about 2 us a message; never prints a part of a
-//! text. The environment differs from minijinja's own in how values print ([`python`], `object`), in filters,
+//! text. What most templates do of most requests is rendered by `quick`, the rest by minijinja, from the beginning;
+//! `tests/golden` holds one against the other. The environment differs from minijinja's own in how values print ([`python`], `object`), in filters,
 //! tests and methods (`environment`, [`text`]), and in what the source is rewritten to (`preprocess`).
 
 pub mod analysis;
@@ -12,9 +13,11 @@ mod fuel;
 mod object;
 mod preprocess;
 pub mod python;
+mod quick;
 mod source;
 pub mod text;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -24,13 +27,16 @@ use minijinja::value::{Object, Value};
 
 pub use analysis::ContentFormat;
 pub use clock::LocalTime;
+pub use quick::Fallback;
 pub use source::{ChatTemplates, TemplateSource, own_renderer};
 
 use analysis::Facts;
+use quick::Quick;
 
 /// A compiled template.
 pub struct Template {
     env: Environment<'static>,
+    quick: Quick,
     facts: Facts,
 }
 
@@ -41,8 +47,11 @@ impl Template {
     pub fn compile(source: &str) -> Result<Template, String> {
         let facts = Facts::of(source)?;
         let mut env = environment::environment()?;
-        env.add_template_owned(NAME, preprocess::preprocess(source, true)).map_err(|error| error.to_string())?;
-        Ok(Template { env, facts })
+        let source = preprocess::preprocess(source, true);
+        let functions: Vec<String> = env.globals().map(|(name, _)| name.to_owned()).collect();
+        let quick = Quick::compile(&source, &functions);
+        env.add_template_owned(NAME, source).map_err(|error| error.to_string())?;
+        Ok(Template { env, quick, facts })
     }
 
     /// What the source says about itself.
@@ -52,6 +61,28 @@ impl Template {
 
     /// Renders with `variables` at the time of `clock`.
     pub fn render(&self, variables: Variables, clock: Clock) -> Result<String, RenderError> {
+        match WAY.get() {
+            Way::Quick => match self.quick.render(&variables, clock) {
+                Ok(text) => Ok(text),
+                Err(_) => self.render_in_full(variables, clock),
+            },
+            Way::Engine => self.render_in_full(variables, clock),
+            Way::Both(observer) => {
+                let quick = self.render_quickly(&variables, clock);
+                let full = self.render_in_full(variables, clock);
+                observer(&quick, &full);
+                full
+            }
+        }
+    }
+
+    /// What [`Template::render`] tries first, or why it would not do: for tests that compare both ways.
+    pub fn render_quickly(&self, variables: &Variables, clock: Clock) -> Result<String, Fallback> {
+        self.quick.try_render(variables, clock)
+    }
+
+    /// Renders with the template engine.
+    pub fn render_in_full(&self, variables: Variables, clock: Clock) -> Result<String, RenderError> {
         fuel::fill(variables.steps);
         let template = self.env.get_template(NAME).map_err(RenderError::of)?;
         let mut text = Text { text: String::with_capacity(variables.text_bytes), most: variables.most_text_bytes() };
@@ -65,6 +96,30 @@ impl Template {
         }
         Ok(text.text)
     }
+}
+
+/// What is told of both ways to render.
+pub type Observer = fn(&Result<String, Fallback>, &Result<String, RenderError>);
+
+/// How templates are rendered.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Way {
+    /// Quickly where that will do.
+    #[default]
+    Quick,
+    /// By the template engine alone: for measurements.
+    Engine,
+    /// In both ways, and the observer is told of both: for tests that compare them.
+    Both(Observer),
+}
+
+thread_local! {
+    static WAY: Cell<Way> = const { Cell::new(Way::Quick) };
+}
+
+/// From here on, this thread renders in this way.
+pub fn render_by(way: Way) {
+    WAY.set(way);
 }
 
 /// Why there is no text.

@@ -79,7 +79,7 @@ impl Object for BoundMethod {
     }
 }
 
-fn is_method(name: &str) -> bool {
+pub fn is_method(name: &str) -> bool {
     // Asked for each attribute: told by the length first, without calls.
     matches!(
         name.as_bytes(),

@@ -59,7 +59,7 @@ fn vllm_level() {
 }
 
 /// The body of each input as it stands in the file: a JSON library would lose its spelling of numbers.
-fn raw_bodies(path: &Path) -> HashMap<String, String> {
+pub fn raw_bodies(path: &Path) -> HashMap<String, String> {
     let mut out = HashMap::new();
     for line in data::lines(path) {
         let id = data::record(&line)["id"].as_str().unwrap().to_owned();
@@ -69,7 +69,7 @@ fn raw_bodies(path: &Path) -> HashMap<String, String> {
     out
 }
 
-fn plain_source(template: &str) -> TemplateSource {
+pub fn plain_source(template: &str) -> TemplateSource {
     let tokens = [("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")];
     TemplateSource {
         chat_template: Some(ChatTemplates::Single(template.to_owned())),

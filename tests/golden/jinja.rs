@@ -10,7 +10,8 @@ use crate::data::{self, Tally};
 /// 2026-03-05 09:07:03 UTC; the recorded renders used it.
 pub const CLOCK: Clock = Clock { unix_seconds: 1772701623, offset_minutes: 0 };
 
-fn variables(json: &Json) -> Variables {
+/// The variables of a record.
+pub fn variables(json: &Json) -> Variables {
     let mut out = Variables::new(1000);
     for (name, value) in json.as_map().expect("variables are an object").iter() {
         out.set(name.as_str(), value.to_value());

