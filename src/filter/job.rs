@@ -1,7 +1,7 @@
 //! One request on its way from the body to block hashes, in steps that can stop anywhere.
 //!
 //! The body is parsed piece by piece and rendered in one step, which cannot be cut; the text is looked up among the
-//! remembered ones and then tokenized piece by piece. After every step [`Job::hashes`] has the blocks that are
+//! remembered ones, in another one, and then tokenized piece by piece. After every step [`Job::hashes`] has the blocks that are
 //! certain by then.
 
 use std::rc::Rc;
@@ -28,6 +28,10 @@ const STEP_IDS: usize = 16 << 10;
 const BYTES_PER_BYTE: usize = 8;
 /// What any job takes.
 const BYTES_PER_JOB: usize = 64 << 10;
+/// Bodies up to this size are small: what they take is less than a slice.
+const SMALL: usize = 64 << 10;
+/// From this size of the body on, a step that cannot be cut takes about a slice.
+const LONG: usize = 256 << 10;
 /// Bytes of English text that make a token, for a prompt that was not tokenized to its end.
 const BYTES_PER_TOKEN: f64 = 4.0;
 
@@ -39,6 +43,8 @@ enum Stage {
     Parsing(Parsing),
     /// The parsed body, still to be rendered.
     Parsed(Body),
+    /// The rendered prompt, still to be looked up.
+    Rendered(Box<Prepared>),
     /// Ids that the client sent, and how many of them are hashed.
     Ids(Vec<TokenId>, usize),
     /// Text under way.
@@ -140,7 +146,27 @@ impl Job {
         match self.stage {
             Stage::Body(_) | Stage::Parsing(_) => Step::Parse,
             Stage::Parsed(_) => Step::Render,
-            Stage::Ids(..) | Stage::Text(_) | Stage::Done | Stage::Failed => Step::Tokenize,
+            Stage::Rendered(_) | Stage::Ids(..) | Stage::Text(_) | Stage::Done | Stage::Failed => Step::Tokenize,
+        }
+    }
+
+    /// Whether all of it takes less than a slice.
+    pub fn is_small(&self) -> bool {
+        self.body_bytes <= SMALL
+    }
+
+    /// Whether the next step takes about a slice or more, and cannot be cut: it should have a slice of its own.
+    pub fn next_is_long(&self) -> bool {
+        self.body_bytes >= LONG && matches!(self.stage, Stage::Parsed(_) | Stage::Rendered(_))
+    }
+
+    /// About how many bytes there are still to work on.
+    pub fn remaining_bytes(&self) -> usize {
+        match &self.stage {
+            Stage::Text(text) => text.remaining_bytes(),
+            Stage::Ids(ids, done) => ids.len().saturating_sub(*done).saturating_mul(size_of::<TokenId>()),
+            Stage::Done | Stage::Failed => 0,
+            Stage::Body(_) | Stage::Parsing(_) | Stage::Parsed(_) | Stage::Rendered(_) => self.body_bytes,
         }
     }
 
@@ -156,14 +182,15 @@ impl Job {
                 let ratio = if done >= 2048.0 && self.tokens > 0 { done / self.tokens as f64 } else { BYTES_PER_TOKEN };
                 (self.tokens as f64 + rest as f64 / ratio, false)
             }
-            Stage::Body(_) | Stage::Parsing(_) | Stage::Parsed(_) | Stage::Failed => {
+            Stage::Body(_) | Stage::Parsing(_) | Stage::Parsed(_) | Stage::Rendered(_) | Stage::Failed => {
                 (self.body_bytes as f64 / BYTES_PER_TOKEN, false)
             }
         }
     }
 
     /// Works on as long as `budget` allows, at least one step. Ends early when a new block is known, so that the
-    /// caller can look whether further ones still matter. An error ends the job.
+    /// caller can look whether further ones still matter, and before a step that should have a slice of its own. An
+    /// error ends the job.
     pub fn step(&mut self, tools: &mut Tools, unix_seconds: u64, budget: Budget<'_>) -> Result<(), NoKeyReason> {
         let known = self.hashes.len();
         loop {
@@ -172,7 +199,7 @@ impl Job {
                 self.stage = Stage::Failed;
             }
             result?;
-            if self.is_done() || self.hashes.len() > known || !budget() {
+            if self.is_done() || self.hashes.len() > known || self.next_is_long() || !budget() {
                 return Ok(());
             }
         }
@@ -190,7 +217,11 @@ impl Job {
                 None => Ok(()),
             },
             Stage::Parsed(_) => match std::mem::replace(&mut self.stage, Stage::Failed) {
-                Stage::Parsed(body) => self.render(&body, tools, unix_seconds),
+                Stage::Parsed(body) => self.render(&body, unix_seconds),
+                _ => Ok(()),
+            },
+            Stage::Rendered(_) => match std::mem::replace(&mut self.stage, Stage::Failed) {
+                Stage::Rendered(prepared) => self.begin(*prepared, tools),
                 _ => Ok(()),
             },
             Stage::Text(text) => {
@@ -233,15 +264,15 @@ impl Job {
         Ok(())
     }
 
-    fn render(&mut self, body: &Body, tools: &mut Tools, unix_seconds: u64) -> Result<(), NoKeyReason> {
-        let setup = self.setup.clone();
-        let model = self.model.and_then(|at| setup.models.get(at));
-        let model = model.ok_or_else(|| NoKeyReason::new(NoKey::Internal, "models out of step"))?;
-        let prepared = model.renderer()?.prepare(self.api, body, unix_seconds)?;
-        self.begin(prepared, model, tools)
+    fn render(&mut self, body: &Body, unix_seconds: u64) -> Result<(), NoKeyReason> {
+        let prepared = model_of(&self.setup, self.model)?.renderer()?.prepare(self.api, body, unix_seconds)?;
+        self.stage = Stage::Rendered(Box::new(prepared));
+        Ok(())
     }
 
-    fn begin(&mut self, prepared: Prepared, model: &Model, tools: &mut Tools) -> Result<(), NoKeyReason> {
+    fn begin(&mut self, prepared: Prepared, tools: &mut Tools) -> Result<(), NoKeyReason> {
+        let setup = self.setup.clone();
+        let model = model_of(&setup, self.model)?;
         let Prepared { input, add_special_tokens, truncate, cache_salt, open_ended, .. } = prepared;
         let in_front = if add_special_tokens { model.specials_in_front() } else { 0 };
         self.max_output_tokens = prepared.max_output_tokens;
@@ -304,6 +335,10 @@ impl Job {
         }
         chain.extend(&ids, &mut self.hashes);
     }
+}
+
+fn model_of(setup: &Setup, at: Option<usize>) -> Result<&Model, NoKeyReason> {
+    at.and_then(|at| setup.models.get(at)).ok_or_else(|| NoKeyReason::new(NoKey::Internal, "models out of step"))
 }
 
 #[cfg(test)]

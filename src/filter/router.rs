@@ -24,7 +24,7 @@ use super::recent::Recent;
 use super::setups::Setups;
 use super::shadow::Shadows;
 use super::steer::selection_headers;
-use super::turns::{Next, Turns};
+use super::turns::{Left, Next, Turns};
 use crate::clock::{MS, SECOND, Time};
 use crate::config::{Config, ConfigError};
 use crate::nokey::{NoKey, NoKeyReason};
@@ -216,24 +216,37 @@ impl Router {
         Ok(())
     }
 
-    /// The body of a request is complete. Called in the callback of its stream.
-    pub fn submit(&mut self, stream: u32, setup: Rc<Setup>, api: Api, body: Vec<u8>, host: &dyn Host) -> Submitted {
-        let now = host.now();
-        let mut job = Job::new(stream, setup, api, body, now);
+    /// The body of a request is complete. Called in the callback of its stream, which began at `began`: the body was
+    /// copied since.
+    pub fn submit(
+        &mut self,
+        stream: u32,
+        setup: Rc<Setup>,
+        api: Api,
+        body: Vec<u8>,
+        began: Time,
+        host: &dyn Host,
+    ) -> Submitted {
+        let mut job = Job::new(stream, setup, api, body, began);
         if let Some(name) = &job.setup.config.selection.session_header {
             job.session = host.request_header(name).filter(|s| (1..=MAX_SESSION).contains(&s.len()));
         }
         self.job_bytes = self.job_bytes.saturating_add(job.reserved());
         let watch = self.accounts.watch(stream, &job.setup);
         let mut held = Held { job, matching: None, pushed: 0, watch };
-        if let Some(until) = self.turns.begin(now) {
-            host.count(Counter::Slices, 1);
-            let chosen = self.advance(&mut held, until, host);
-            self.turns.end(now, host.now(), false, false);
-            if let Some(result) = chosen {
-                self.settle(held, result, host);
-                return Submitted::Pass;
+        let long = self.turns.begin(began).unwrap_or(began);
+        let until = if held.job.is_small() { self.turns.small(began) } else { long };
+        let chosen = match host.now() < until {
+            true => {
+                host.count(Counter::Slices, 1);
+                self.advance(&mut held, until, host)
             }
+            false => None,
+        };
+        self.turns.end(began, host.now(), Left::Nothing, false);
+        if let Some(result) = chosen {
+            self.settle(held, result, host);
+            return Submitted::Pass;
         }
         self.held.push_back(held);
         Submitted::Held
@@ -282,16 +295,22 @@ impl Router {
             }
         }
         self.overdue(now, host);
-        if let Some(until) = self.turns.begin(now) {
-            if self.has_work(now) {
-                host.count(Counter::Slices, 1);
-                self.work(until, host);
-            }
+        let long = self.turns.begin(now);
+        let (spare, until) = (long.unwrap_or(now), self.turns.small(now));
+        if match self.left(now) {
+            Left::Nothing => false,
+            Left::Long => now < spare,
+            Left::Small => now < until,
+        } {
+            host.count(Counter::Slices, 1);
+            self.work(now, until, spare, host);
+        }
+        if long.is_some() {
             let config = &self.setups.newest().config;
             self.link.talk(host, &mut self.fleet, config.bridge.as_ref(), &config.secret);
         }
         let after = host.now();
-        match self.turns.end(now, after, self.has_work(after), self.link.can_bounce()) {
+        match self.turns.end(now, after, self.left(after), self.link.can_bounce()) {
             Next::Nothing if self.held.is_empty() && !self.turns.is_busy() => IDLE_TICK,
             Next::Bounce => {
                 self.link.bounce(host, after);
@@ -322,134 +341,6 @@ impl Router {
             self.release(&held.job);
         }
         self.landed(stream, host);
-    }
-
-    /// Whether [`Router::turn`] could do something now.
-    fn has_work(&self, now: Time) -> bool {
-        let waits = self.syncing(now);
-        self.fleet.has_work()
-            || self.link.has_news()
-            || !self.finishing.is_empty()
-            || self.held.iter().any(|h| !(waits && h.job.is_done()))
-    }
-
-    /// Whether requests should wait for the first snapshot.
-    fn syncing(&self, now: Time) -> bool {
-        self.setups.newest().config.bridge.is_some()
-            && !self.fleet.synced()
-            && self.first_request.is_some_and(|first| now.since(first) < FIRST_SYNC)
-    }
-
-    /// Lets go what was held for its whole time budget.
-    fn overdue(&mut self, now: Time, host: &dyn Host) {
-        let mut at = 0;
-        while let Some(held) = self.held.get(at) {
-            if now.since(held.job.since) < budget(&held.job) {
-                at += 1;
-                continue;
-            }
-            let Some(mut held) = self.held.remove(at) else { return };
-            let result = match self.follow(&mut held) {
-                Ok(_) if held.job.hashes.is_empty() => {
-                    Err(NoKeyReason::new(NoKey::TimeBudget, "the budget ended before the first block"))
-                }
-                Ok(_) => self.choose(&mut held, now, host),
-                Err(reason) => Err(reason),
-            };
-            self.release_held(held, result, host);
-        }
-    }
-
-    /// Feed first, up to half of the time if requests wait; then requests; then what is finishing.
-    fn work(&mut self, until: Time, host: &dyn Host) {
-        let now = host.now();
-        let feed_until = if self.held.is_empty() { until } else { now.after(until.since(now) >> 1) };
-        self.link.receive(host, &mut self.fleet, feed_until);
-        if self.fleet.has_work() {
-            self.fleet.work(now, &mut || host.now() < feed_until);
-        }
-        let mut waiting = 0;
-        while host.now() < until && waiting < self.held.len() {
-            let Some(mut held) = self.held.pop_front() else { break };
-            match self.advance(&mut held, until, host) {
-                Some(result) => self.release_held(held, result, host),
-                None => {
-                    waiting += usize::from(held.job.is_done());
-                    self.held.push_back(held);
-                }
-            }
-        }
-        while host.now() < until {
-            let Some(mut finishing) = self.finishing.pop_front() else { break };
-            let began = host.now();
-            let setup = finishing.job.setup.clone();
-            let unix = host.unix_seconds();
-            let result = finishing.job.step(&mut self.tools, unix, &mut || host.now() < until);
-            finishing.worked = finishing.worked.saturating_add(host.now().since(began));
-            let spent = finishing.worked > setup.config.limits.finish_budget_ms.saturating_mul(MS);
-            if result.is_err() || finishing.job.is_done() || spent {
-                self.finished(finishing);
-            } else {
-                self.finishing.push_back(finishing);
-            }
-        }
-    }
-
-    /// Works on a held request. `Some`: it is decided.
-    fn advance(&mut self, held: &mut Held, until: Time, host: &dyn Host) -> Option<Result<Choice, NoKeyReason>> {
-        loop {
-            let waits = self.syncing(host.now());
-            if !waits || !held.job.is_done() {
-                let step = match &mut held.watch {
-                    None => held.job.step(&mut self.tools, host.unix_seconds(), &mut || host.now() < until),
-                    Some(watch) => watch.step(&mut held.job, &mut self.tools, host),
-                };
-                if let Err(reason) = step
-                    && held.job.hashes.is_empty()
-                {
-                    return Some(Err(reason));
-                }
-            }
-            if !waits {
-                let began = held.watch.is_some().then(|| host.now());
-                let followed = self.follow(held);
-                if let (Some(watch), Some(began)) = (&mut held.watch, began) {
-                    watch.matched(began, host.now());
-                }
-                match followed {
-                    Err(reason) => return Some(Err(reason)),
-                    Ok(open) if held.job.is_done() || (!open && held.matching.is_some()) => {
-                        if held.job.is_done() && held.job.hashes.is_empty() {
-                            let detail = "the prompt does not fill a block";
-                            return Some(Err(NoKeyReason::new(NoKey::TooShort, detail)));
-                        }
-                        return Some(self.choose(held, host.now(), host));
-                    }
-                    Ok(_) => {}
-                }
-            }
-            if host.now() >= until || (waits && held.job.is_done()) {
-                return None;
-            }
-        }
-    }
-
-    /// Brings the matching up to the blocks that the job has. True: further blocks may change it.
-    fn follow(&mut self, held: &mut Held) -> Result<bool, NoKeyReason> {
-        if held.job.hashes.is_empty() {
-            return Ok(true);
-        }
-        if held.matching.is_none() {
-            let model = held.job.model.and_then(|at| held.job.setup.models.get(at));
-            let model = model.ok_or_else(|| NoKeyReason::new(NoKey::Internal, "a job without its model"))?;
-            let begun = self.fleet.begin(&model.config.name, model.config.block_size);
-            let what = |kind| NoKeyReason::new(kind, format!("for {}", model.config.name));
-            held.matching = Some(begun.map_err(what)?);
-        }
-        let Some(matching) = &mut held.matching else { return Ok(true) };
-        self.fleet.push_all(matching, held.job.hashes.get(held.pushed..).unwrap_or_default());
-        held.pushed = held.job.hashes.len();
-        Ok(matching.open())
     }
 
     fn choose(&mut self, held: &mut Held, now: Time, host: &dyn Host) -> Result<Choice, NoKeyReason> {
@@ -572,10 +463,8 @@ impl Router {
     }
 }
 
-/// How long a request may be held.
-fn budget(job: &Job) -> u64 {
-    job.setup.config.limits.time_budget_ms.saturating_mul(MS)
-}
+#[path = "router_work.rs"]
+mod work;
 
 #[cfg(test)]
 #[path = "router_tests.rs"]

@@ -169,6 +169,7 @@ impl RouterHttp {
     /// The body is complete.
     fn submit(&mut self, api: Api, body_size: usize) -> Action {
         let (id, host) = (self.id, self.host);
+        let began = host.now();
         self.known = true;
         let setup = self.setup.clone();
         let submitted = with_router(|router| {
@@ -183,7 +184,7 @@ impl RouterHttp {
                 .ok_or_else(|| NoKeyReason::new(NoKey::HostError, "the body could not be read"))?;
             let body = self.salt(body, body_size)?;
             admitted?;
-            let submitted = router.submit(id, setup, api, body, &host);
+            let submitted = router.submit(id, setup, api, body, began, &host);
             if let Some(tick) = router.call_again(&host) {
                 self.ticker.every(tick);
             }

@@ -34,7 +34,7 @@ impl Gateway {
     fn send(&mut self, body: &Value, reason: NoKey) {
         self.host.stream.set(9);
         let body = body.to_string().into_bytes();
-        let submitted = self.vm.submit(9, self.setup.clone(), Api::ChatCompletions, body, &self.host);
+        let submitted = self.vm.submit(9, self.setup.clone(), Api::ChatCompletions, body, self.host.now(), &self.host);
         assert_eq!(submitted, Submitted::Pass, "{reason}");
         self.counted(reason);
     }
@@ -69,7 +69,14 @@ fn every_reason_is_reached_and_counted() {
         // The length of this model is not known.
         own["truncate_prompt_tokens"] = json!(-1);
         gateway.send(&own, NoKey::Unsupported);
-        let submitted = gateway.vm.submit(9, gateway.setup.clone(), Api::ChatCompletions, b"{".to_vec(), &gateway.host);
+        let submitted = gateway.vm.submit(
+            9,
+            gateway.setup.clone(),
+            Api::ChatCompletions,
+            b"{".to_vec(),
+            gateway.host.now(),
+            &gateway.host,
+        );
         assert_eq!(submitted, Submitted::Pass);
         gateway.counted(NoKey::NotJson);
     });

@@ -33,7 +33,7 @@ pub(in crate::filter) fn body(text: &str) -> Vec<u8> {
 
 pub(in crate::filter) fn submit(vm: &mut Router, host: &Fake, stream: u32, setup: &Rc<Setup>, text: &str) -> Submitted {
     host.stream.set(stream);
-    let submitted = vm.submit(stream, setup.clone(), Api::ChatCompletions, body(text), host);
+    let submitted = vm.submit(stream, setup.clone(), Api::ChatCompletions, body(text), host.now(), host);
     host.stream.set(0);
     submitted
 }
@@ -93,7 +93,7 @@ fn a_bounce_calls_a_vm_again_and_is_counted() {
     here.step.set(100_000);
     let setup = one.setups.newest().clone();
     let body = json!({"model": MODEL, "prompt": vec![12_345; 600_000]}).to_string().into_bytes();
-    assert_eq!(one.submit(7, setup, Api::Completions, body, &here), Submitted::Held);
+    assert_eq!(one.submit(7, setup, Api::Completions, body, here.now(), &here), Submitted::Held);
     here.pass(10 * MS); // the time away pays back the first slice
     one.turn(Cause::News, &here);
     assert_eq!((one.jobs().0, here.counter(Counter::Bounces)), (1, 0));
@@ -230,4 +230,52 @@ fn each_listener_keeps_its_own_models_headers_weights_limits_and_replicas() {
     vm.root_gone(2);
     assert_eq!(vm.fleet.stats(host.now()).replicas.len(), 1);
     assert!(vm.setups.disputed().is_empty());
+}
+
+fn long_body() -> Vec<u8> {
+    json!({"model": MODEL, "prompt": vec![12_345; 600_000]}).to_string().into_bytes()
+}
+
+#[test]
+fn a_small_request_is_decided_at_once_while_a_long_one_is_worked_on() {
+    let packs = packs("small");
+    let host = Fake::new(&Rc::new(Memory::default()));
+    let mut vm = Router::new(1, config(&packs, json!({})), &packs, 1).unwrap();
+    let setup = vm.setups.newest().clone();
+    host.step.set(20_000);
+    let began = host.now();
+    assert_eq!(vm.submit(7, setup.clone(), Api::Completions, long_body(), began, &host), Submitted::Held);
+    // Whatever calls the VM before its loop has turned, the last slice is not for the long one.
+    for _ in 0..5 {
+        vm.turn(Cause::News, &host);
+    }
+    assert_eq!(submit(&mut vm, &host, 8, &setup, "abababababab"), Submitted::Pass);
+    assert!(host.resumed.borrow().is_empty() && vm.jobs().0 == 1);
+}
+
+#[test]
+fn small_requests_pass_long_ones_unless_those_have_waited_long() {
+    let packs = packs("order");
+    let first_after = |wait: u64| {
+        let host = Fake::new(&Rc::new(Memory::default()));
+        let more = json!({"limits": {"time_budget_ms": 60_000}});
+        let mut vm = Router::new(1, config(&packs, more), &packs, 1).unwrap();
+        let setup = vm.setups.newest().clone();
+        // Nothing is done when they come.
+        host.step.set(2 * MS);
+        for stream in [7, 8] {
+            let began = host.now();
+            vm.submit(stream, setup.clone(), Api::Completions, long_body(), began, &host);
+        }
+        host.pass(wait);
+        assert_eq!(submit(&mut vm, &host, 9, &setup, "abababababab"), Submitted::Held);
+        host.step.set(20_000);
+        while host.resumed.borrow().is_empty() {
+            host.pass(5 * MS);
+            vm.turn(Cause::Tick, &host);
+        }
+        host.resumed.borrow()[0]
+    };
+    assert_eq!(first_after(0), 9);
+    assert_eq!(first_after(SECOND), 7);
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::feed::slots::fake::Memory;
 use crate::filter::fake::Fake;
+use crate::filter::host::Host;
 use crate::filter::metrics::{Counter, Outcome};
 use crate::filter::models::Setup;
 use crate::filter::router::tests::{MODEL, config, packs, submit};
@@ -109,7 +110,7 @@ fn a_roll_out_takes_whole_conversations_and_grows() {
             let mut turn = |messages: &[Value]| {
                 let body = json!({"model": MODEL, "messages": messages}).to_string().into_bytes();
                 host.stream.set(1);
-                assert_eq!(vm.submit(1, setup.clone(), Api::ChatCompletions, body, &host), Submitted::Pass);
+                assert_eq!(vm.submit(1, setup.clone(), Api::ChatCompletions, body, host.now(), &host), Submitted::Pass);
                 let steered = host.headers.borrow_mut().remove(&(1, "x-kvroute-replica".to_owned())).is_some();
                 vm.ended(1, &host);
                 steered

@@ -9,6 +9,9 @@
 //! * since the loop *most likely* turned: past two slices a turn is waited for;
 //! * since the loop *surely* turned: past eight slices a tick is waited for. It is asked for while there is work,
 //!   so it comes in time unless messages keep the loop from turning.
+//!
+//! Small requests have one slice more of either: so one that comes while a long prompt is tokenized is most often
+//! decided in the callback that brings it, and what that adds to a turn is no more than what the small ones take.
 
 use crate::clock::Time;
 
@@ -24,6 +27,17 @@ pub enum Next {
     Bounce,
     /// The next tick, as soon as it can be had.
     Tick,
+}
+
+/// What is left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing.
+    Nothing,
+    /// Long requests, news, what nobody waits for.
+    Long,
+    /// Small requests, too.
+    Small,
 }
 
 /// The books of one VM over its own work.
@@ -81,9 +95,13 @@ impl Turns {
         self.since_tick > self.guard
     }
 
-    fn credit(&self) -> u64 {
-        let surely = self.guard.saturating_mul(4);
-        self.guard.saturating_sub(self.worked).min(surely.saturating_sub(self.since_tick)).min(self.slice)
+    /// What may be worked at once, with so much `more` than the two guards.
+    fn credit(&self, more: u64) -> u64 {
+        let likely = self.guard.saturating_add(more).saturating_sub(self.worked);
+        let surely = self.guard.saturating_mul(4).saturating_add(more).saturating_sub(self.since_tick);
+        let credit = likely.min(surely).min(self.slice);
+        // Less than an eighth of a slice is not worth the call.
+        if credit > self.slice >> 3 { credit } else { 0 }
     }
 
     /// Until when the callback that begins now may work; `None`: not at all, the loop must turn first.
@@ -92,23 +110,28 @@ impl Turns {
         self.worked = self.worked.saturating_sub(away);
         self.since_tick = self.since_tick.saturating_sub(away);
         self.left = now;
-        let credit = self.credit();
-        // Less than an eighth of a slice is not worth the call.
-        (credit > self.slice >> 3).then(|| now.after(credit))
+        let credit = self.credit(0);
+        (credit > 0).then(|| now.after(credit))
     }
 
-    /// The callback that began at `since` ends now. `more`: work is left; `bounce`: another VM would answer.
-    pub fn end(&mut self, since: Time, now: Time, more: bool, bounce: bool) -> Next {
+    /// Until when the callback that [began](Turns::begin) now may work on small requests.
+    pub fn small(&self, now: Time) -> Time {
+        now.after(self.credit(self.slice))
+    }
+
+    /// The callback that began at `since` ends now. `bounce`: another VM would answer.
+    pub fn end(&mut self, since: Time, now: Time, left: Left, bounce: bool) -> Next {
         let took = now.since(since);
         self.worked = self.worked.saturating_add(took);
         self.since_tick = self.since_tick.saturating_add(took);
         self.longest = self.longest.max(took);
         self.left = now;
-        match (more, bounce && self.credit() > 0) {
-            (false, _) => Next::Nothing,
-            (true, true) => Next::Bounce,
-            (true, false) => Next::Tick,
-        }
+        let credit = match left {
+            Left::Nothing => return Next::Nothing,
+            Left::Long => self.credit(0),
+            Left::Small => self.credit(self.slice),
+        };
+        if bounce && credit > 0 { Next::Bounce } else { Next::Tick }
     }
 }
 
@@ -124,7 +147,7 @@ mod tests {
         for expected in [Next::Bounce, Next::Tick] {
             let until = turns.begin(now).unwrap();
             assert_eq!(until.since(now), MS);
-            assert_eq!(turns.end(now, until, true, true), expected);
+            assert_eq!(turns.end(now, until, Left::Long, true), expected);
             now = until.after(0);
         }
         assert_eq!(turns.begin(now), None);
@@ -133,12 +156,32 @@ mod tests {
     }
 
     #[test]
+    fn small_requests_have_a_slice_of_their_own() {
+        let mut turns = Turns::new(MS);
+        let mut now = Time(1_000 * MS);
+        for expected in [Next::Bounce, Next::Tick] {
+            let until = turns.begin(now).unwrap();
+            assert_eq!(turns.small(now), until);
+            assert_eq!(turns.end(now, until, Left::Long, true), expected);
+            now = until;
+        }
+        assert_eq!(turns.begin(now), None);
+        assert_eq!(turns.small(now), now.after(MS));
+        let half = now.after(MS >> 1);
+        assert_eq!(turns.end(now, half, Left::Small, true), Next::Bounce);
+        now = half;
+        assert_eq!((turns.begin(now), turns.small(now)), (None, now.after(MS >> 1)));
+        assert_eq!(turns.end(now, now.after(MS >> 1), Left::Small, true), Next::Tick);
+        assert_eq!(turns.small(now), now);
+    }
+
+    #[test]
     fn time_away_pays_back() {
         let mut turns = Turns::new(MS);
         let mut now = Time(1_000 * MS);
         for _ in 0..100 {
             let until = turns.begin(now).unwrap();
-            assert_eq!(turns.end(now, until, true, true), Next::Bounce);
+            assert_eq!(turns.end(now, until, Left::Long, true), Next::Bounce);
             now = until.after(MS);
         }
     }
@@ -150,7 +193,7 @@ mod tests {
         loop {
             let until = turns.begin(now).unwrap();
             slices += 1;
-            if turns.end(now, until, true, true) == Next::Tick {
+            if turns.end(now, until, Left::Long, true) == Next::Tick {
                 break;
             }
             now = until.after(TURNED);
@@ -166,8 +209,8 @@ mod tests {
     #[test]
     fn without_a_partner_every_slice_waits_for_a_tick() {
         let mut turns = Turns::new(MS);
-        assert_eq!(turns.end(Time(5), Time(6), true, false), Next::Tick);
-        assert_eq!(turns.end(Time(5), Time(6), false, false), Next::Nothing);
+        assert_eq!(turns.end(Time(5), Time(6), Left::Long, false), Next::Tick);
+        assert_eq!(turns.end(Time(5), Time(6), Left::Nothing, false), Next::Nothing);
     }
 
     #[test]
@@ -178,7 +221,7 @@ mod tests {
             now = now.after(gap);
             let Some(until) = turns.begin(now) else { continue };
             worked += until.since(now);
-            turns.end(now, until, true, true);
+            turns.end(now, until, Left::Long, true);
             now = until;
             let away = now.since(start) - worked;
             assert!(worked <= 2 * MS + away, "{worked} worked, {away} away");

@@ -1,4 +1,5 @@
-//! A proxy-wasm filter that does nothing: what is left when the work of a filter is taken away.
+//! A proxy-wasm filter that does nothing, or nothing but to hold each request until its body is complete: what is left
+//! when the work of a filter is taken away.
 
 use std::path::{Path, PathBuf};
 
@@ -30,8 +31,11 @@ const CALLBACKS: [(&str, usize, Option<i32>); 19] = [
     ("proxy_on_delete", 1, None),
 ];
 
+/// The callbacks that hold a request, whose last number says whether it is complete.
+const HOLD: [&str; 2] = ["proxy_on_request_headers", "proxy_on_request_body"];
+
 /// The module as bytes.
-fn module() -> Vec<u8> {
+fn module(holds: bool) -> Vec<u8> {
     let (mut types, mut functions, mut exports, mut code) =
         (TypeSection::new(), FunctionSection::new(), ExportSection::new(), CodeSection::new());
     for (index, (name, takes, answer)) in (0..).zip(CALLBACKS) {
@@ -39,7 +43,10 @@ fn module() -> Vec<u8> {
         functions.function(index);
         exports.export(name, ExportKind::Func, index);
         let mut body = Function::new([]);
-        if let Some(answer) = answer {
+        if holds && HOLD.contains(&name) {
+            // 1 stops, 0 goes on.
+            body.instructions().local_get(2).i32_eqz();
+        } else if let Some(answer) = answer {
             body.instructions().i32_const(answer);
         }
         body.instructions().end();
@@ -54,8 +61,9 @@ fn module() -> Vec<u8> {
 }
 
 /// The module as a file.
-pub fn file() -> PathBuf {
-    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("noop.wasm");
-    std::fs::write(&out, module()).unwrap();
+pub fn file(holds: bool) -> PathBuf {
+    let name = if holds { "hold.wasm" } else { "noop.wasm" };
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&out, module(holds)).unwrap();
     out
 }

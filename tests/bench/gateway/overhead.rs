@@ -48,7 +48,7 @@ impl Idling {
 pub async fn overhead() -> Vec<Measured> {
     let without = Setup { concurrency: 1, ..plain(Balancing::WithoutFilter) };
     let mut nothing = Setup { concurrency: 1, ..plain(Balancing::WithoutFilter) };
-    nothing.bootstrap.in_place = Some(noop::file());
+    nothing.bootstrap.in_place = Some(noop::file(false));
     let kvroute = Setup { concurrency: 1, ..plain(Balancing::Kvroute) };
     let gateways = [Gateway::start(without).await, Gateway::start(nothing).await, Gateway::start(kvroute).await];
     let get = b"GET /v1/models HTTP/1.1\r\nhost: bench\r\n\r\n";
