@@ -243,7 +243,11 @@ impl Router {
             }
             false => None,
         };
-        self.turns.end(began, host.now(), Left::Nothing, false);
+        let now = host.now();
+        self.turns.end(began, now, Left::Nothing, false);
+        if held.job.is_small() {
+            self.turns.expect_small(now);
+        }
         if let Some(result) = chosen {
             self.settle(held, result, host);
             return Submitted::Pass;

@@ -11,12 +11,15 @@
 //!   so it comes in time unless messages keep the loop from turning.
 //!
 //! Small requests have one slice more of either: so one that comes while a long prompt is tokenized is most often
-//! decided in the callback that brings it, and what that adds to a turn is no more than what the small ones take.
+//! decided in the callback that brings it. And while small ones come, long ones have one slice less.
 
-use crate::clock::Time;
+use crate::clock::{MS, Time};
 
 /// A message that comes this long after the filter was left, in nanoseconds, comes in another turn of the loop.
 pub const TURNED: u64 = 50_000;
+
+/// So long after the last small request others are expected, in nanoseconds.
+const EXPECTED: u64 = 100 * MS;
 
 /// What calls the next slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,8 @@ pub struct Turns {
     since_tick: u64,
     /// When the filter was last left.
     left: Time,
+    /// Until when small requests are expected.
+    expected: Time,
     longest: u64,
 }
 
@@ -63,6 +68,7 @@ impl Turns {
             worked: 0,
             since_tick: 0,
             left: Time(0),
+            expected: Time(0),
             longest: 0,
         }
     }
@@ -95,10 +101,20 @@ impl Turns {
         self.since_tick > self.guard
     }
 
-    /// What may be worked at once, with so much `more` than the two guards.
-    fn credit(&self, more: u64) -> u64 {
-        let likely = self.guard.saturating_add(more).saturating_sub(self.worked);
-        let surely = self.guard.saturating_mul(4).saturating_add(more).saturating_sub(self.since_tick);
+    /// A small request has come.
+    pub fn expect_small(&mut self, now: Time) {
+        self.expected = now.after(EXPECTED);
+    }
+
+    /// What may be worked at once.
+    fn credit(&self, now: Time, small: bool) -> u64 {
+        let of = |guard: u64| {
+            let less = if now < self.expected { self.slice } else { 0 };
+            let more = if small { self.slice } else { 0 };
+            guard.saturating_sub(less).saturating_add(more)
+        };
+        let likely = of(self.guard).saturating_sub(self.worked);
+        let surely = of(self.guard.saturating_mul(4)).saturating_sub(self.since_tick);
         let credit = likely.min(surely).min(self.slice);
         // Less than an eighth of a slice is not worth the call.
         if credit > self.slice >> 3 { credit } else { 0 }
@@ -110,13 +126,13 @@ impl Turns {
         self.worked = self.worked.saturating_sub(away);
         self.since_tick = self.since_tick.saturating_sub(away);
         self.left = now;
-        let credit = self.credit(0);
+        let credit = self.credit(now, false);
         (credit > 0).then(|| now.after(credit))
     }
 
     /// Until when the callback that [began](Turns::begin) now may work on small requests.
     pub fn small(&self, now: Time) -> Time {
-        now.after(self.credit(self.slice))
+        now.after(self.credit(now, true))
     }
 
     /// The callback that began at `since` ends now. `bounce`: another VM would answer.
@@ -128,8 +144,8 @@ impl Turns {
         self.left = now;
         let credit = match left {
             Left::Nothing => return Next::Nothing,
-            Left::Long => self.credit(0),
-            Left::Small => self.credit(self.slice),
+            Left::Long => self.credit(now, false),
+            Left::Small => self.credit(now, true),
         };
         if bounce && credit > 0 { Next::Bounce } else { Next::Tick }
     }
@@ -138,7 +154,6 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::MS;
 
     #[test]
     fn two_slices_then_a_tick_even_if_the_bounce_is_fast() {
@@ -173,6 +188,21 @@ mod tests {
         assert_eq!((turns.begin(now), turns.small(now)), (None, now.after(MS >> 1)));
         assert_eq!(turns.end(now, now.after(MS >> 1), Left::Small, true), Next::Tick);
         assert_eq!(turns.small(now), now);
+    }
+
+    #[test]
+    fn while_small_requests_come_long_ones_have_one_slice_a_turn() {
+        let mut turns = Turns::new(MS);
+        let mut now = Time(1_000 * MS);
+        turns.expect_small(now);
+        let until = turns.begin(now).unwrap();
+        assert_eq!(turns.end(now, until, Left::Long, true), Next::Tick);
+        now = until;
+        assert_eq!((turns.begin(now), turns.small(now)), (None, now.after(MS)));
+        now = now.after(EXPECTED);
+        turns.ticked();
+        let until = turns.begin(now).unwrap();
+        assert_eq!(turns.end(now, until, Left::Long, true), Next::Bounce);
     }
 
     #[test]
