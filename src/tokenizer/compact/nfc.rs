@@ -10,7 +10,7 @@ use super::classes::{Classes, UNSTABLE, back};
 use crate::tokenizer::TokenizeError;
 
 /// A longer run without a stable character is refused: nobody writes it, and it cannot be cut.
-const LONGEST_RUN: usize = 64 << 10;
+pub(super) const LONGEST_RUN: usize = 64 << 10;
 /// Bytes that were read are dropped when there are this many.
 const DROP: usize = 64 << 10;
 
