@@ -100,6 +100,12 @@ fn requests(c: &Candidate) -> f64 {
     sane(c.requests) + sane(c.waiting)
 }
 
+/// The cost of the load that stays when prompts are computed: of the context, of the requests, of those that wait.
+fn staying(policy: &Policy, c: &Candidate) -> [f64; 3] {
+    [(policy.context, c.context), (policy.request, c.requests), (policy.waiting, c.waiting)]
+        .map(|(weight, tokens)| sane(weight * sane(tokens)))
+}
+
 fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidate) -> Scored {
     let tokens = sane(request.tokens);
     let matched = sane(c.matched).min(tokens);
@@ -121,10 +127,11 @@ fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidat
     let mean = sane(request.mean_homes);
     let excess = sane(c.homes - mean) / (mean + 4.0);
     let crowding = (sane(policy.crowding) * excess * excess).min(sane(policy.crowding_max));
+    let [context, requests_there, waiting] = staying(policy, c);
     let load = sane(policy.queue * sane(c.prefill))
-        + sane(policy.context * sane(c.context))
-        + sane(policy.request * sane(c.requests))
-        + sane(policy.waiting * sane(c.waiting))
+        + context
+        + requests_there
+        + waiting
         + crowding
         + if requests(c) > bound { OVER } else { 0.0 };
     let session = if c.session { 0.0 } else { sane(policy.session) };
@@ -158,11 +165,7 @@ const SMALL: f64 = 1000.0;
 /// Who would have been the better place for the request that goes to `best`, but for what it lacks of the prompt, and
 /// by how many tokens: the difference of the loads that stay (prompts that wait are soon computed), less a small one.
 pub fn missed(policy: &Policy, candidates: &[Candidate], best: usize) -> Option<(usize, f64)> {
-    let stays = |c: &Candidate| {
-        sane(policy.context * sane(c.context))
-            + sane(policy.request * sane(c.requests))
-            + sane(policy.waiting * sane(c.waiting))
-    };
+    let stays = |c: &Candidate| staying(policy, c).iter().sum::<f64>();
     let picked = candidates.get(best)?;
     let lacks = candidates.iter().enumerate().filter(|(_, c)| sane(c.matched) < sane(picked.matched));
     let (at, least) = lacks.map(|(at, c)| (at, stays(c))).min_by(|a, b| a.1.total_cmp(&b.1))?;
