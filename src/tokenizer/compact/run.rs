@@ -209,14 +209,17 @@ impl Run {
                 let window = self.normalized.as_ref().map_or(text.as_bytes(), |n| &n.buf);
                 let word = window.get(*from..*to).unwrap_or_default();
                 let (ids, kept) = (out.len(), long.kept());
-                match long.advance(&compact, &view, &mut scratch.merging, word, budget >> LONG_BYTES.ilog2(), out) {
+                let bytes = budget >> LONG_BYTES.ilog2();
+                let progress = long.advance(&compact, &view, &mut scratch.merging, word, bytes, out);
+                // Also of a word that goes on: boundaries count them.
+                self.tokens += out.len() - ids;
+                match progress {
                     Progress::More => return Ok(Step::More),
                     Progress::TooLong => return Err(TokenizeError("a word of many million characters".into())),
                     Progress::Done => {}
                 }
                 let cost = word.len().saturating_sub(kept).saturating_mul(LONG_BYTES);
                 budget = budget.saturating_sub(cost);
-                self.tokens += out.len() - ids;
                 self.long = None;
             }
             let (end, last) = self.piece();

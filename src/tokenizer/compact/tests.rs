@@ -137,6 +137,27 @@ fn long_words_and_runs(pair: &Pair) {
     pair.check(&letters);
 }
 
+/// Of a word that is given out in several steps, all ids are counted: what is remembered after it has the place of all.
+fn boundaries_after_long_words_count_their_ids(pair: &Pair) {
+    let mut random = Random(8);
+    let specials = pair.specials(&mut random);
+    let mut passed = 0;
+    for piece in ["xq", "中", "\u{1}", "\u{3000}", "\u{1}\u{378}"] {
+        for steps in [1, 300, 100_000, usize::MAX] {
+            let text: Rc<str> = format!("{}{}end", piece.repeat(12_000), specials.concat()).into();
+            let mut encoding = pair.compact.clone().start(text.clone(), true);
+            let mut ids = Vec::new();
+            while encoding.step(steps, &mut ids).unwrap() == Step::More {}
+            let Some(at) = encoding.boundary() else { continue };
+            let before = pair.compact.clone().encode(&text[..at.bytes], true).unwrap();
+            let before = before.len() - pair.compact.specials.suffix.len();
+            assert_eq!(at.tokens, before, "{}: {piece:?} in steps of {steps}", pair.name);
+            passed += 1;
+        }
+    }
+    assert!(passed > 0, "{}: no boundary among {specials:?}", pair.name);
+}
+
 /// Of an id that stands for white space only the crate may give an end without it, so those are not compared.
 fn ends_are_where_the_crate_has_them(pair: &Pair) {
     let mut compared = 0;
@@ -290,6 +311,7 @@ macro_rules! tokenizer_tests {
             every_code_point_in_its_contexts(&pair);
             interrupted_and_resumed_is_the_same(&pair);
             long_words_and_runs(&pair);
+            boundaries_after_long_words_count_their_ids(&pair);
             ends_are_where_the_crate_has_them(&pair);
             runs_of_any_length_one_after_the_other(&pair);
             remembered_conversations_have_the_same_blocks(&pair);
