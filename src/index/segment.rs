@@ -67,50 +67,109 @@ impl Seed {
     }
 }
 
-/// What [`Segment::entry`] found.
-pub(super) enum Entry<'a> {
-    /// The slot of the key; new ones have no holders yet and must be given some.
-    Slot(&'a mut Slot),
-    /// The key is absent and the segment is full.
-    Full,
-}
-
 /// Slots in one line of the cache.
 const LINE: usize = 4;
 
-/// One line.
+/// One line: the words of its slots, and their holders. It fills from its first slot on, and empty slots are all zero.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
-pub(super) struct Line([Slot; LINE]);
+pub(super) struct Line {
+    words: [u64; LINE],
+    holders: [u64; LINE],
+}
 
 impl Line {
     /// Where there is no line at all.
-    pub const EMPTY: Line = Line([Slot { word: 0, holders: 0 }; LINE]);
+    pub const EMPTY: Line = Line { words: [0; LINE], holders: [0; LINE] };
 
-    /// The holders of `key`. `None`: the search goes on in the next line. A line fills from its first slot on, and
-    /// empty slots are all zero; all four are compared without a branch, since nobody can guess which one it is.
-    pub fn holders(&self, key: u64) -> Option<u64> {
-        let held = self.0.iter().fold(0, |held, slot| held | if slot.key() == key { slot.holders } else { 0 });
-        (held != 0 || !self.full()).then_some(held)
+    /// The holders of `key`, and whether that is all there is to know: if not, the search goes on in the next line. All
+    /// four slots are compared without a branch, since nobody can guess which one it is.
+    pub fn holders(&self, key: u64) -> (u64, bool) {
+        let held = four::of_equal(&self.words, KEY, key, &self.holders);
+        (held, (held != 0) | !self.full())
     }
 
     /// The place of `key` in the line, or of its first empty slot, without a branch as well.
     fn place(&self, key: u64) -> Option<usize> {
-        let fits = |slot: &Slot| u32::from(slot.holders == 0) | u32::from(slot.key() == key);
-        let [a, b, c, d] = &self.0;
-        let mask = fits(a) | (fits(b) << 1) | (fits(c) << 2) | (fits(d) << 3);
-        (mask != 0).then(|| mask.trailing_zeros() as usize)
+        let fits = four::equal(&self.words, KEY, key) | self.empty();
+        (fits != 0).then(|| fits.trailing_zeros() as usize & (LINE - 1))
+    }
+
+    /// A bit for each slot that is empty.
+    fn empty(&self) -> u32 {
+        four::equal(&self.holders, u64::MAX, 0)
     }
 
     /// Slots in use, which are its first ones.
     fn used(&self) -> usize {
-        self.0.iter().map(|slot| usize::from(slot.holders != 0)).sum()
+        LINE - self.empty().count_ones() as usize
     }
 
     /// Whether it has no empty slot. Reading that brings the line into the processor's cache.
     pub fn full(&self) -> bool {
-        let [.., last] = &self.0;
-        last.holders != 0
+        let [.., last] = self.holders;
+        last != 0
+    }
+
+    /// Takes out a slot that is in use; the last one that is takes its place. Whether it was full before.
+    #[inline(always)]
+    fn close(&mut self, at: usize) -> bool {
+        let last = self.used().saturating_sub(1);
+        let slot = self.slot(last);
+        self.put(at, slot);
+        self.put(last, Slot::default());
+        last + 1 == LINE
+    }
+
+    fn slot(&self, at: usize) -> Slot {
+        let of = |list: &[u64; LINE]| list.get(at & (LINE - 1)).copied().unwrap_or(0);
+        Slot { word: of(&self.words), holders: of(&self.holders) }
+    }
+
+    fn put(&mut self, at: usize, slot: Slot) {
+        let at = at & (LINE - 1);
+        if let (Some(word), Some(holders)) = (self.words.get_mut(at), self.holders.get_mut(at)) {
+            (*word, *holders) = (slot.word, slot.holders);
+        }
+    }
+}
+
+/// Four numbers at once.
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod four {
+    use core::arch::wasm32::*;
+
+    /// A bit for each number of `list` that is `wanted` within `mask`.
+    #[inline(always)]
+    pub fn equal([a, b, c, d]: &[u64; 4], mask: u64, wanted: u64) -> u32 {
+        let (mask, wanted) = (u64x2_splat(mask), u64x2_splat(wanted));
+        let of = |a, b| u32::from(u64x2_bitmask(u64x2_eq(v128_and(u64x2(a, b), mask), wanted)));
+        of(*a, *b) | of(*c, *d) << 2
+    }
+
+    /// Of those numbers, what `of` has in their places, taken together.
+    #[inline(always)]
+    pub fn of_equal([a, b, c, d]: &[u64; 4], mask: u64, wanted: u64, [e, f, g, h]: &[u64; 4]) -> u64 {
+        let (mask, wanted) = (u64x2_splat(mask), u64x2_splat(wanted));
+        let some = |a, b, of| v128_and(u64x2_eq(v128_and(u64x2(a, b), mask), wanted), of);
+        let all = v128_or(some(*a, *b, u64x2(*e, *f)), some(*c, *d, u64x2(*g, *h)));
+        u64x2_extract_lane::<0>(all) | u64x2_extract_lane::<1>(all)
+    }
+}
+
+/// The same where there is nothing for it.
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+mod four {
+    #[inline(always)]
+    pub fn equal(list: &[u64; 4], mask: u64, wanted: u64) -> u32 {
+        let bit = |(at, number): (usize, &u64)| u32::from(number & mask == wanted) << at;
+        list.iter().enumerate().map(bit).fold(0, |bits, bit| bits | bit)
+    }
+
+    #[inline(always)]
+    pub fn of_equal(list: &[u64; 4], mask: u64, wanted: u64, of: &[u64; 4]) -> u64 {
+        let some = |(number, of): (&u64, &u64)| if number & mask == wanted { *of } else { 0 };
+        list.iter().zip(of).map(some).fold(0, |all, some| all | some)
     }
 }
 
@@ -134,33 +193,31 @@ impl Segment {
         self.lines.len() * LINE
     }
 
-    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.lines.iter().flat_map(|line| line.0.iter())
+    pub fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.lines.iter().flat_map(|line| (0..LINE).map(|at| line.slot(at)))
     }
 
-    fn slots_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
-        self.lines.iter_mut().flat_map(|line| line.0.iter_mut())
+    fn slot(&self, at: usize) -> Option<Slot> {
+        self.lines.get(at >> 2).map(|line| line.slot(at))
     }
 
-    fn slot(&self, at: usize) -> Option<&Slot> {
-        self.lines.get(at >> 2)?.0.get(at & 3)
+    fn put(&mut self, at: usize, slot: Slot) {
+        if let Some(line) = self.lines.get_mut(at >> 2) {
+            line.put(at, slot);
+        }
     }
 
-    fn slot_mut(&mut self, at: usize) -> Option<&mut Slot> {
-        self.lines.get_mut(at >> 2)?.0.get_mut(at & 3)
-    }
-
-    /// The line that a key belongs to.
-    fn home(&self, key: u64, seed: Seed) -> usize {
+    /// The line that a key belongs to, as long as the segment neither grows nor shrinks.
+    pub fn home(&self, key: u64, seed: Seed) -> usize {
         ((seed.mix(key) * self.lines.len() as u64) >> 32) as usize
     }
 
-    /// The line where a search for `key` begins, and the one after it, where three of ten go on.
-    pub fn line(&self, key: u64, seed: Seed) -> Option<[&Line; 2]> {
-        match self.lines.get(self.home(key, seed)..)? {
-            [line, next, ..] => Some([line, next]),
-            [line] => Some([line, line]),
-            [] => None,
+    /// A line, and the one after it, where three searches of ten go on.
+    pub fn line(&self, home: usize) -> [&Line; 2] {
+        match self.lines.get(home..) {
+            Some([line, next, ..]) => [line, next],
+            Some([line]) => [line, line],
+            _ => [&Line::EMPTY; 2],
         }
     }
 
@@ -176,38 +233,37 @@ impl Segment {
         None
     }
 
-    pub fn get(&self, key: u64, seed: Seed) -> Option<&Slot> {
+    pub fn get(&self, key: u64, seed: Seed) -> Option<Slot> {
         self.slot(self.find(key, seed)?).filter(|slot| slot.holders != 0)
     }
 
-    fn get_mut(&mut self, key: u64, seed: Seed) -> Option<&mut Slot> {
+    /// Within `cover`, makes `holders` those of `key`, with `depth` in units of 8 blocks where it is new. Gives the
+    /// holders within `cover` before; `None`: it is absent, and the segment is full. There must be `holders`.
+    pub fn set(&mut self, key: u64, (cover, holders): (u64, u64), depth: u64, seed: Seed) -> Option<u64> {
         let at = self.find(key, seed)?;
-        self.slot_mut(at).filter(|slot| slot.holders != 0)
+        self.set_at(at >> 2, key, (cover, holders), depth)
     }
 
-    /// Whether one more entry would pass the load of 0.7.
-    fn full(&self) -> bool {
-        (self.used() + 1) * 10 > self.size() * 7
-    }
-
-    /// The slot of `key`, made when absent (with `depth` in units of 8 blocks).
-    pub fn entry(&mut self, key: u64, depth: u64, seed: Seed) -> Entry<'_> {
-        let full = self.full();
-        let Some(at) = self.find(key, seed) else { return Entry::Full };
-        let used = &mut self.used;
-        let slot = self.lines.get_mut(at >> 2).and_then(|line| line.0.get_mut(at & 3));
-        let Some(slot) = slot else { return Entry::Full };
-        if slot.holders == 0 {
-            if full {
-                return Entry::Full;
+    /// The same where the search begins at line `home`. `None` as well where it does not end there.
+    #[inline(always)]
+    pub fn set_at(&mut self, home: usize, key: u64, (cover, holders): (u64, u64), depth: u64) -> Option<u64> {
+        let line = self.lines.get_mut(home)?;
+        let place = line.place(key)?;
+        let Slot { mut word, holders: held } = line.slot(place);
+        if held == 0 {
+            // One more would pass the load of 0.7.
+            if (self.used as usize + 1) * 10 > self.lines.len() * (LINE * 7) {
+                return None;
             }
-            *used += 1;
-            *slot = Slot { word: (key & KEY) | (depth.min(255) << DEPTH_AT), holders: 0 };
+            self.used += 1;
+            word = (key & KEY) | (depth.min(255) << DEPTH_AT) | (USEFUL_NEW << USEFUL_AT);
         }
-        if slot.useful() < USEFUL_NEW {
-            slot.set_useful(USEFUL_NEW);
+        if word >> USEFUL_AT < USEFUL_NEW {
+            word = (word & !(15 << USEFUL_AT)) | (USEFUL_NEW << USEFUL_AT);
         }
-        Entry::Slot(slot)
+        let slot = Slot { word, holders: (held & !cover) | (holders & cover) };
+        self.lines.get_mut(home)?.put(place, slot);
+        Some(held & cover)
     }
 
     /// The bytes that [`Segment::grow`] would add; `None` when it may not grow any more.
@@ -239,13 +295,15 @@ impl Segment {
     /// `lines` must have room for what is there.
     fn rebuild(&mut self, lines: usize, seed: Seed) {
         let old = std::mem::replace(&mut self.lines, vec![Line::default(); lines].into_boxed_slice());
-        for slot in old.iter().flat_map(|line| line.0.iter().take_while(|slot| slot.holders != 0)) {
+        // Slots in use of each line: looking at a line that was just written to would take longer.
+        let mut used = vec![0u8; lines];
+        for slot in old.iter().flat_map(|line| (0..line.used()).map(|at| line.slot(at))) {
             // All keys are different: the first empty slot is the place.
             let mut at = self.home(slot.key(), seed);
-            while let Some(line) = self.lines.get_mut(at) {
-                let used = line.used();
-                if let Some(place) = line.0.get_mut(used) {
-                    *place = *slot;
+            while let Some(place) = used.get_mut(at) {
+                if usize::from(*place) < LINE {
+                    self.put(at * LINE + usize::from(*place), slot);
+                    *place += 1;
                     break;
                 }
                 at = if at + 1 >= lines { 0 } else { at + 1 };
@@ -256,84 +314,98 @@ impl Segment {
     /// Takes `holders` out of the slot of `key`, and the slot with the last of them. Gives those that were in.
     pub fn remove(&mut self, key: u64, holders: u64, seed: Seed) -> u64 {
         let Some(at) = self.find(key, seed) else { return 0 };
-        let Some(slot) = self.slot_mut(at) else { return 0 };
-        let gone = slot.holders & holders;
-        if gone == 0 {
-            return 0;
-        }
-        slot.holders &= !gone;
-        if slot.holders == 0 {
-            self.close(at, seed);
-        }
-        gone
+        self.remove_at(at >> 2, key, holders, seed).unwrap_or(0)
     }
 
-    /// Makes the slot at `hole`, already without holders, an empty one. The last of its line takes its place; if the
-    /// line was full, one that went on to a later line for want of room comes back, and leaves a hole there.
+    /// The same where the search begins at line `home`. `None`: it does not end there.
+    #[inline(always)]
+    pub fn remove_at(&mut self, home: usize, key: u64, holders: u64, seed: Seed) -> Option<u64> {
+        let line = self.lines.get_mut(home)?;
+        let place = line.place(key)?;
+        let slot = line.slot(place);
+        let gone = slot.holders & holders;
+        if gone == slot.holders {
+            if gone != 0 {
+                self.close(home * LINE + place, seed);
+            }
+        } else {
+            line.put(place, Slot { holders: slot.holders & !gone, ..slot });
+        }
+        Some(gone)
+    }
+
+    /// Takes out the slot at `hole`, which is in use. The last of its line takes its place; if the line was full, one
+    /// that went on to a later line for want of room comes back, and leaves a hole there.
+    #[inline(always)]
     fn close(&mut self, hole: usize, seed: Seed) {
         self.used = self.used.saturating_sub(1);
+        if self.lines.get_mut(hole >> 2).is_some_and(|line| line.close(hole)) {
+            self.come_back(hole >> 2, seed);
+        }
+    }
+
+    /// The line at `at` was full, and now its last slot is empty.
+    fn come_back(&mut self, mut at: usize, seed: Seed) {
         let count = self.lines.len();
-        let distance = |from: usize, to: usize| if to >= from { to - from } else { to + count - from };
-        let (mut at, mut slot) = (hole >> 2, hole & 3);
+        let distance = |from: usize, to: usize| to.wrapping_sub(from).wrapping_add(if to >= from { 0 } else { count });
         // Each time round it goes on to a later line.
         for _ in 0..count {
-            let Some(line) = self.lines.get_mut(at) else { return };
-            let last = line.0.iter().rposition(|other| other.holders != 0).unwrap_or(slot).max(slot);
-            line.0.swap(slot, last);
-            if let Some(place) = line.0.get_mut(last) {
-                *place = Slot::default();
-            }
-            if last + 1 < LINE {
-                return;
-            }
             let mut next = at;
             let found = loop {
                 next = if next + 1 >= count { 0 } else { next + 1 };
                 let Some(line) = self.lines.get(next).filter(|_| next != at) else { return };
-                let back = |other: &Slot| {
-                    other.holders != 0 && distance(self.home(other.key(), seed), next) >= distance(at, next)
+                let back = |slot: usize| {
+                    let other = line.slot(slot);
+                    let back = distance(self.home(other.key(), seed), next) >= distance(at, next);
+                    u32::from((other.holders != 0) & back) << slot
                 };
-                match line.0.iter().position(back) {
-                    Some(found) => break found,
-                    None if line.full() => {}
-                    None => return,
+                let back = back(0) | back(1) | back(2) | back(3);
+                if back != 0 {
+                    break back.trailing_zeros() as usize;
+                }
+                if !line.full() {
+                    return;
                 }
             };
-            let from = self.lines.get(next).and_then(|line| line.0.get(found)).copied();
-            let to = self.lines.get_mut(at).and_then(|line| line.0.get_mut(last));
-            if let (Some(from), Some(to)) = (from, to) {
-                *to = from;
+            let Some(from) = self.lines.get_mut(next) else { return };
+            let slot = from.slot(found);
+            let full = from.close(found);
+            self.put(at * LINE + LINE - 1, slot);
+            if !full {
+                return;
             }
-            (at, slot) = (next, found);
+            at = next;
         }
     }
 
     /// Takes `dead` out of every slot.
     pub fn sweep(&mut self, dead: u64, seed: Seed) {
         let mut at = 0;
-        while let Some(slot) = self.slot_mut(at) {
-            let hit = slot.holders & dead != 0;
-            slot.holders &= !dead;
-            if hit && slot.holders == 0 {
-                self.close(at, seed); // another one may stand here now: look again
-            } else {
-                at += 1;
+        while let Some(slot) = self.slot(at) {
+            let left = slot.holders & !dead;
+            if left != slot.holders {
+                if left == 0 {
+                    self.close(at, seed); // another one may stand here now: look again
+                    continue;
+                }
+                self.put(at, Slot { holders: left, ..slot });
             }
+            at += 1;
         }
     }
 
     /// The key was of use to a request.
     pub fn touch(&mut self, key: u64, seed: Seed) {
-        if let Some(slot) = self.get_mut(key, seed)
-            && slot.useful() < USEFUL_HIT
-        {
+        let Some(at) = self.find(key, seed) else { return };
+        if let Some(mut slot) = self.slot(at).filter(|slot| slot.holders != 0 && slot.useful() < USEFUL_HIT) {
             slot.set_useful(USEFUL_HIT);
+            self.put(at, slot);
         }
     }
 
     /// Gives up about an eighth of the entries (at least one), the least useful first, and lets the others age.
     pub fn evict(&mut self, seed: Seed, mut gone: impl FnMut(Slot)) {
-        let mut ranks: Vec<u16> = self.slots().filter(|s| s.holders != 0).map(Slot::rank).collect();
+        let mut ranks: Vec<u16> = self.slots().filter(|s| s.holders != 0).map(|s| s.rank()).collect();
         if ranks.is_empty() {
             return;
         }
@@ -343,13 +415,17 @@ impl Segment {
         // Of those at the limit only as many as are still missing.
         let mut at_limit = most - below.iter().filter(|rank| **rank < limit).count();
         let mut victims = Vec::with_capacity(most);
-        for slot in self.slots_mut().filter(|s| s.holders != 0) {
-            if slot.rank() < limit || (slot.rank() == limit && at_limit > 0) {
+        let mut at = 0;
+        while let Some(mut slot) = self.slot(at) {
+            if slot.holders == 0 {
+            } else if slot.rank() < limit || (slot.rank() == limit && at_limit > 0) {
                 at_limit -= usize::from(slot.rank() == limit);
-                victims.push(*slot);
+                victims.push(slot);
             } else {
                 slot.set_useful(slot.useful().saturating_sub(1));
+                self.put(at, slot);
             }
+            at += 1;
         }
         for slot in victims {
             self.remove(slot.key(), u64::MAX, seed);

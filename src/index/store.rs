@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 use super::PLANE;
 use super::segment::{Seed, Slot};
-use super::table::{Headroom, Room, SEGMENTS, TOGETHER, Table};
+use super::table::{Headroom, Room, SEGMENTS, TOGETHER, Table, deeper};
 use crate::blocks::BlockHash;
 use crate::clock::Budget;
 use crate::feed::digest::{self, Holders};
@@ -209,10 +209,10 @@ impl Index {
     pub fn store(&mut self, column: Column, tier: Tier, parent: Option<BlockHash>, hashes: &[BlockHash], ends: &[u8]) {
         let mut depth = parent.and_then(|p| self.depth(column.plane(), tier, p)).unwrap_or(0);
         for (part, some) in hashes.chunks(STRIDE).enumerate() {
-            self.warm(column.plane(), some);
             if ends.is_empty() && self.store_run(column, tier, some, &mut depth) {
                 continue;
             }
+            self.warm(column.plane(), some);
             for (i, hash) in some.iter().enumerate() {
                 depth += deeper(*hash);
                 let end = hit_ends_at(ends, part * STRIDE + i);
@@ -235,13 +235,10 @@ impl Index {
         let mut lost = Lost::default();
         let free = self.max_bytes.saturating_sub(self.bytes);
         let mut room = Room { free, evicted: &mut |slot| lost.0.push(slot), headroom: &mut self.headroom };
-        let (before, mut new) = (table.bytes(), 0);
-        for hash in hashes {
-            *depth += deeper(*hash);
-            new += i32::from(table.set(*hash, bit, bit, *depth, self.seed, &mut room) == 0);
-        }
+        let before = table.bytes();
+        let new = table.set_all(hashes, bit, depth, self.seed, &mut room);
         self.bytes = (self.bytes + table.bytes()).saturating_sub(before);
-        count(&mut self.counts, column, tier as usize, new);
+        count(&mut self.counts, column, tier as usize, new as i32);
         self.lose(column.plane(), place, lost);
         true
     }
@@ -260,9 +257,12 @@ impl Index {
 
     /// `column` no longer holds any of `hashes` in `tier`.
     pub fn remove_all(&mut self, column: Column, tier: Tier, hashes: &[BlockHash]) {
-        for some in hashes.chunks(STRIDE) {
-            self.warm(column.plane(), some);
-            some.iter().for_each(|hash| self.remove(column, tier, *hash));
+        let Some(plane) = self.planes.get_mut(column.plane()).filter(|p| p.live & column.bit() != 0) else { return };
+        for end in [true, false] {
+            if let Some(Some(table)) = plane.tables.get_mut(table_of(tier as usize, end)) {
+                let gone = table.remove_all(hashes, column.bit(), self.seed);
+                count(&mut self.counts, column, tier as usize, -(gone as i32));
+            }
         }
     }
 
@@ -272,7 +272,9 @@ impl Index {
             return;
         }
         let tables = self.planes.get(plane).map(|p| p.tables.as_slice()).unwrap_or_default();
-        tables.iter().flatten().for_each(|table| table.warm(hashes, self.seed));
+        for some in hashes.chunks(TOGETHER) {
+            tables.iter().flatten().for_each(|table| _ = table.warm(some, self.seed));
+        }
     }
 
     /// Of each of `hashes`, at most [`TOGETHER`], those holders in one plane that have it on the accelerator and
@@ -424,7 +426,7 @@ impl Index {
         let mut lost = Lost::default();
         let free = self.max_bytes.saturating_sub(self.bytes);
         let mut room = Room { free, evicted: &mut |slot| lost.0.push(slot), headroom: &mut self.headroom };
-        let old = table.set(hash, cover, holders, depth, self.seed, &mut room);
+        let old = table.set(hash, (cover, holders), depth, self.seed, &mut room);
         self.bytes = (self.bytes + table.bytes()).saturating_sub(before);
         self.lose(plane, place, lost);
         old
@@ -475,12 +477,6 @@ impl Index {
 
 #[derive(Default)]
 struct Lost(Vec<Slot>);
-
-/// What a step along a chain adds to the depth: an eighth of the steps, chosen by the hash, count, so that a unit of
-/// depth is 8 blocks, also in runs of one.
-fn deeper(hash: BlockHash) -> u64 {
-    u64::from(hash.0 & 7 == 0)
-}
 
 fn count(counts: &mut [[u32; TIERS]], column: Column, tier: usize, by: i32) {
     if let Some(count) = counts.get_mut(column.index()).and_then(|c| c.get_mut(tier)) {

@@ -1,6 +1,6 @@
 //! The blocks of one tier held by one plane of 64 replicas.
 
-use super::segment::{Entry, KEY, KEY_BITS, Line, Seed, Segment, Slot};
+use super::segment::{KEY, KEY_BITS, Line, Seed, Segment, Slot};
 use crate::blocks::BlockHash;
 use crate::feed::digest::DRAWERS;
 
@@ -11,9 +11,15 @@ const _: () = assert!(SEGMENTS == 1 << (64 - KEY_BITS));
 /// Hashes that are looked for together.
 pub(super) const TOGETHER: usize = 64;
 
+/// What a step along a chain adds to the depth: an eighth of the steps, chosen by the hash, count, so that a unit of
+/// depth is 8 blocks, also in runs of one.
+pub(super) fn deeper(hash: BlockHash) -> u64 {
+    u64::from(hash.0 & 7 == 0)
+}
+
 #[derive(Debug)]
 pub(super) struct Table {
-    segments: Box<[Segment]>,
+    segments: Box<[Segment; SEGMENTS]>,
     entries: usize,
     slot_bytes: usize,
     /// Where [`Table::make_room`] goes on.
@@ -67,7 +73,9 @@ impl Headroom {
 impl Table {
     /// An empty table.
     pub fn new() -> Self {
-        let segments = (0..SEGMENTS).map(|_| Segment::default()).collect();
+        let segments: Box<[Segment]> = (0..SEGMENTS).map(|_| Segment::default()).collect();
+        // Of that length, a segment's number needs no look at whether it exists.
+        let segments = segments.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| Segment::default())));
         Table { segments, entries: 0, slot_bytes: 0, hand: 0 }
     }
 
@@ -90,38 +98,62 @@ impl Table {
         self.segments.get((hash.0 >> KEY_BITS) as usize)
     }
 
-    /// The line where the search for `hash` begins, and the next.
-    fn line(&self, hash: BlockHash, seed: Seed) -> [&Line; 2] {
-        self.segment(hash).and_then(|s| s.line(hash.0 & KEY, seed)).unwrap_or([&Line::EMPTY; 2])
+    fn segment_mut(&mut self, hash: BlockHash) -> Option<&mut Segment> {
+        self.segments.get_mut((hash.0 >> KEY_BITS) as usize)
     }
 
-    /// Where the searches for `hashes`, at most [`TOGETHER`], begin, all of it read. One after the other, the searches
-    /// would each wait for memory; these reads depend on nothing and follow one another at once, so the processor
-    /// waits for all of them together. Those that go on do so in the next line: that one is read as well.
-    fn lines(&self, hashes: &[BlockHash], seed: Seed) -> [[&Line; 2]; TOGETHER] {
-        let mut lines = [[&Line::EMPTY; 2]; TOGETHER];
-        lines.iter_mut().zip(hashes).for_each(|(lines, hash)| *lines = self.line(*hash, seed));
-        let some = || lines.iter().take(hashes.len());
-        std::hint::black_box(some().fold(false, |sum, [line, _]| sum ^ line.full()));
+    /// The lines where the searches for `hashes`, at most [`TOGETHER`], begin, and those after them. One after the other,
+    /// the searches would each wait for memory; so all places are worked out first, and then read in turn, which depends
+    /// on nothing: the processor waits for all of them together.
+    #[inline(always)]
+    fn lines(&self, hashes: &[BlockHash], seed: Seed) -> ([u32; TOGETHER], [[&Line; 2]; TOGETHER]) {
+        let (mut homes, mut lines) = ([0; TOGETHER], [[&Line::EMPTY; 2]; TOGETHER]);
+        for ((home, lines), hash) in homes.iter_mut().zip(&mut lines).zip(hashes) {
+            if let Some(segment) = self.segment(*hash) {
+                let at = segment.home(hash.0 & KEY, seed);
+                (*home, *lines) = (at as u32, segment.line(at));
+            }
+        }
+        std::hint::black_box(lines.iter().take(hashes.len()).fold(false, |sum, [line, _]| sum ^ line.full()));
+        (homes, lines)
+    }
+
+    /// Brings what searches for `hashes`, at most [`TOGETHER`], will read into the processor's cache. Gives the lines
+    /// where they begin.
+    #[inline(always)]
+    pub fn warm(&self, hashes: &[BlockHash], seed: Seed) -> [u32; TOGETHER] {
+        let (homes, lines) = self.lines(hashes, seed);
+        // Those that go on do so in the next line.
         let last = |[line, next]: [&Line; 2]| (if line.full() { next } else { line }).full();
-        std::hint::black_box(some().fold(false, |sum, lines| sum ^ last(*lines)));
-        lines
-    }
-
-    /// Brings what searches for `hashes` will read into the processor's cache.
-    pub fn warm(&self, hashes: &[BlockHash], seed: Seed) {
-        hashes.chunks(TOGETHER).for_each(|some| _ = self.lines(some, seed));
+        std::hint::black_box(lines.iter().take(hashes.len()).fold(false, |sum, lines| sum ^ last(*lines)));
+        homes
     }
 
     /// The holders of each of `hashes`, at most [`TOGETHER`].
     pub fn get_all(&self, hashes: &[BlockHash], seed: Seed) -> [u64; TOGETHER] {
-        let mut held = [0; TOGETHER];
-        for ((held, hash), line) in held.iter_mut().zip(hashes).zip(self.lines(hashes, seed)) {
-            let [line, next] = line;
-            let key = hash.0 & KEY;
-            *held = line.holders(key).or_else(|| next.holders(key)).unwrap_or_else(|| self.get(*hash, seed));
+        let (_, lines) = self.lines(hashes, seed);
+        let mut all = [0; TOGETHER];
+        // Those that go on, one after the other, in a list that is written without a branch.
+        let (mut open, mut count) = ([0u8; TOGETHER], 0);
+        for (at, ((held, hash), [line, _])) in all.iter_mut().zip(hashes).zip(&lines).enumerate() {
+            let (holders, known) = line.holders(hash.0 & KEY);
+            *held = holders;
+            if let Some(place) = open.get_mut(count & (TOGETHER - 1)) {
+                *place = at as u8;
+            }
+            count += usize::from(!known);
         }
-        held
+        let open = open.get(..count).unwrap_or_default();
+        let next = |at: &u8| lines.get(usize::from(*at)).map_or(&Line::EMPTY, |[_, next]| next);
+        std::hint::black_box(open.iter().fold(false, |sum, at| sum ^ next(at).full()));
+        for at in open {
+            let (Some(held), Some(hash)) = (all.get_mut(usize::from(*at)), hashes.get(usize::from(*at))) else {
+                continue;
+            };
+            let (holders, known) = next(at).holders(hash.0 & KEY);
+            *held = if known { holders } else { self.get(*hash, seed) };
+        }
+        all
     }
 
     pub fn get(&self, hash: BlockHash, seed: Seed) -> u64 {
@@ -129,7 +161,7 @@ impl Table {
     }
 
     pub fn depth(&self, hash: BlockHash, seed: Seed) -> Option<u64> {
-        self.segment(hash).and_then(|s| s.get(hash.0 & KEY, seed)).map(Slot::depth)
+        self.segment(hash).and_then(|s| s.get(hash.0 & KEY, seed)).map(|slot| slot.depth())
     }
 
     pub fn touch(&mut self, hash: BlockHash, seed: Seed) {
@@ -143,47 +175,97 @@ impl Table {
     pub fn set(
         &mut self,
         hash: BlockHash,
-        cover: u64,
-        holders: u64,
+        (cover, holders): (u64, u64),
         depth: u64,
         seed: Seed,
         room: &mut Room<'_>,
     ) -> u64 {
         let Some(segment) = self.segments.get_mut((hash.0 >> KEY_BITS) as usize) else { return 0 };
-        let key = hash.0 & KEY;
         // At most: find it full, grow or evict, then it fits.
         for _ in 0..3 {
             let used = segment.used();
-            match segment.entry(key, depth, seed) {
-                Entry::Slot(slot) => {
-                    let before = slot.holders & cover;
-                    slot.holders = (slot.holders & !cover) | (holders & cover);
-                    self.entries += segment.used() - used;
-                    return before;
+            if let Some(before) = segment.set(hash.0 & KEY, (cover, holders), depth, seed) {
+                self.entries += segment.used() - used;
+                return before;
+            }
+            match segment.growth().filter(|more| *more <= room.free) {
+                Some(more) => {
+                    room.headroom.before(segment.bytes() + more);
+                    segment.grow(seed);
+                    self.slot_bytes += more;
+                    room.free -= more;
                 }
-                Entry::Full => match segment.growth().filter(|more| *more <= room.free) {
-                    Some(more) => {
-                        room.headroom.before(segment.bytes() + more);
-                        segment.grow(seed);
-                        self.slot_bytes += more;
-                        room.free -= more;
-                    }
-                    None => {
-                        segment.evict(seed, &mut *room.evicted);
-                        self.entries = (self.entries + segment.used()).saturating_sub(used);
-                    }
-                },
+                None => {
+                    segment.evict(seed, &mut *room.evicted);
+                    self.entries = (self.entries + segment.used()).saturating_sub(used);
+                }
             }
         }
         0
     }
 
+    /// Makes `holder` a holder of each of `hashes`, and takes `depth` along. Gives how many it did not hold before.
+    pub fn set_all(
+        &mut self,
+        hashes: &[BlockHash],
+        holder: u64,
+        depth: &mut u64,
+        seed: Seed,
+        room: &mut Room<'_>,
+    ) -> u32 {
+        let (mut rest, mut new) = (hashes, 0);
+        while !rest.is_empty() {
+            let some = rest.get(..TOGETHER).unwrap_or(rest);
+            let homes = self.warm(some, seed);
+            let bytes = self.slot_bytes;
+            let mut done = 0;
+            for (hash, home) in some.iter().zip(homes) {
+                done += 1;
+                *depth += deeper(*hash);
+                let Some(segment) = self.segments.get_mut((hash.0 >> KEY_BITS) as usize) else { continue };
+                let used = segment.used();
+                if let Some(before) = segment.set_at(home as usize, hash.0 & KEY, (holder, holder), *depth) {
+                    self.entries += segment.used() - used;
+                    new += u32::from(before == 0);
+                    continue;
+                }
+                new += u32::from(self.set(*hash, (holder, holder), *depth, seed, room) == 0);
+                // Where a segment grew, the places of its keys are others.
+                if self.slot_bytes != bytes {
+                    break;
+                }
+            }
+            rest = rest.get(done..).unwrap_or_default();
+        }
+        new
+    }
+
     /// Takes `holders` off `hash`; gives those that were on it.
     pub fn remove(&mut self, hash: BlockHash, holders: u64, seed: Seed) -> u64 {
-        let Some(segment) = self.segments.get_mut((hash.0 >> KEY_BITS) as usize) else { return 0 };
+        let Some(segment) = self.segment_mut(hash) else { return 0 };
         let used = segment.used();
         let gone = segment.remove(hash.0 & KEY, holders, seed);
-        self.entries -= used - segment.used();
+        let less = used - segment.used();
+        self.entries -= less;
+        gone
+    }
+
+    /// Takes `holder` off each of `hashes`. Gives how many it was on.
+    pub fn remove_all(&mut self, hashes: &[BlockHash], holder: u64, seed: Seed) -> u32 {
+        let mut gone = 0;
+        for some in hashes.chunks(TOGETHER) {
+            let homes = self.warm(some, seed);
+            for (hash, home) in some.iter().zip(homes) {
+                let Some(segment) = self.segment_mut(*hash) else { continue };
+                let used = segment.used();
+                let key = hash.0 & KEY;
+                let held = segment.remove_at(home as usize, key, holder, seed);
+                let held = held.unwrap_or_else(|| segment.remove(key, holder, seed));
+                let less = used - segment.used();
+                self.entries -= less;
+                gone += u32::from(held != 0);
+            }
+        }
         gone
     }
 

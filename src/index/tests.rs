@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::segment::{Entry, Seed, Segment};
+use super::segment::{Seed, Segment};
 use super::twin::Twin;
 use super::{Column, Index, RangeJob, Walk};
 use crate::blocks::BlockHash;
@@ -269,14 +269,8 @@ fn a_segment_keeps_what_it_has_while_others_come_and_go() {
             let (key, come) = ((random >> 8) % keys, random % 8 < if (n >> 12) & 1 == 0 { 6 } else { 3 });
             let holders = 1 << (random >> 60);
             if come {
-                while segment.used() == twin.len() && !twin.contains_key(&key) {
-                    match segment.entry(key, 0, seed) {
-                        Entry::Slot(slot) => slot.holders = holders,
-                        Entry::Full => segment.grow(seed),
-                    }
-                }
-                if let Entry::Slot(slot) = segment.entry(key, 0, seed) {
-                    slot.holders |= holders;
+                while segment.set(key, (holders, holders), 0, seed).is_none() {
+                    segment.grow(seed);
                 }
                 *twin.entry(key).or_default() |= holders;
             } else {

@@ -588,8 +588,9 @@ impl Sync {
     }
 }
 
-/// Blocks that are applied between two looks at the budget; a multiple of 8, so that the bytes of `ends` fit.
-const STRIDE: usize = 64;
+/// Blocks that are applied between two looks at the budget, which may cost as much as ten of them; a multiple of 8, so
+/// that the bytes of `ends` fit.
+const STRIDE: usize = 256;
 
 /// The next few hashes, and whether more follow.
 fn part(hashes: &[BlockHash], within: usize) -> Option<(&[BlockHash], bool)> {
