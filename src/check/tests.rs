@@ -96,8 +96,9 @@ fn a_good_configuration_has_no_finding_in_any_spelling() {
 fn envoy_yaml_has_no_finding_but_its_secret() {
     let text = include_bytes!("../../envoy/envoy.yaml");
     let report = check(text, &Source::default(), None);
-    let secret = "the secret is still the one of the example".to_owned();
-    assert_eq!(findings(&report), [(Level::Warning, secret)]);
+    let secret =
+        "the secret is still the one of the example: whoever has read it can ask what is cached, and feed the filter";
+    assert_eq!(findings(&report), [(Level::Warning, secret.to_owned())]);
     assert_eq!(report.instances.len(), 3);
 }
 

@@ -125,7 +125,7 @@ fn secrets(first: &Instance<'_>, all: &[Instance<'_>], findings: &mut Findings) 
     let Some(expected) = first.secret() else { return };
     if expected == "change-me" {
         let path = format!("{}.configuration", first.plugin.path);
-        let what = "the secret is still the one of the example";
+        let what = "the secret is still the one of the example: whoever has read it can ask what is cached, and feed the filter";
         findings.add(Level::Warning, &first.place, &path, what, "choose one, here and for ingest, admin and bridge");
     }
     for one in all.iter().filter(|i| i.vm.id == first.vm.id) {

@@ -36,9 +36,10 @@ pub struct ExplainArgs {
     /// The request's body; "-" is standard input.
     #[arg(default_value = "-", value_name = "BODY")]
     body: PathBuf,
-    /// The request's path, which names the API.
-    #[arg(long, default_value = "/v1/chat/completions")]
-    path: String,
+    /// The request's path, which names the API [default: /v1/completions for a body with a prompt and no messages, else
+    /// /v1/chat/completions]
+    #[arg(long)]
+    path: Option<String>,
     /// A header that the request comes with, 'x-tenant: a' say, for where tenant_salt.header makes a salt of one; once
     /// for each
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = Header::parse)]
@@ -88,7 +89,7 @@ pub fn run(args: ExplainArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let workers = args.gateway.explain(&args.path, &args.headers, &body)?;
+    let workers = args.gateway.explain(args.path(&body), &args.headers, &body)?;
     if args.json {
         show(&format!("{}\n", serde_json::to_string(&workers)?))?;
     } else {
@@ -112,6 +113,21 @@ fn read_body(path: &Path) -> Result<Vec<u8>> {
     Ok(body)
 }
 
+impl ExplainArgs {
+    /// The path, or that of the API that such a body belongs to.
+    fn path(&self, body: &[u8]) -> &str {
+        let has = |name| {
+            let fields = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(body);
+            fields.is_ok_and(|fields| fields.contains_key(name))
+        };
+        match &self.path {
+            Some(path) => path,
+            None if has("prompt") && !has("messages") => "/v1/completions",
+            None => "/v1/chat/completions",
+        }
+    }
+}
+
 fn explain_here(args: &ExplainArgs, pack: &Path, body: &[u8]) -> Result<Explanation> {
     let models = Models::read(pack, args.config.as_deref())?;
     ensure!(
@@ -121,8 +137,9 @@ fn explain_here(args: &ExplainArgs, pack: &Path, body: &[u8]) -> Result<Explanat
     let tenant = args.headers.iter().find(|header| models.tenant_header() == Some(header.name.as_str()));
     let tenant = tenant.map(|header| header.value.as_bytes()).filter(|salt| !salt.is_empty());
     let parsed = (|| {
-        let api = Api::of_check(&args.path, &models.paths())
-            .ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no API has the path {:?}", args.path)))?;
+        let path = args.path(body);
+        let api = Api::of_check(path, &models.paths())
+            .ok_or_else(|| NoKeyReason::new(NoKey::NotOurPath, format!("no API has the path {path:?}")))?;
         let sent = Body::parse(body)?;
         Ok((api, tenant.map_or(Ok(sent), |tenant| Body::parse(&salt::of_tenant(body, tenant)?))?))
     })();

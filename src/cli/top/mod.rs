@@ -7,6 +7,7 @@ mod live;
 mod seen;
 mod view;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -94,7 +95,9 @@ pub fn run(args: TopArgs) -> Result<ExitCode> {
     if args.json {
         show(&format!("{}\n", serde_json::to_string(&view)?))?;
     } else {
-        let width = ratatui::crossterm::terminal::size().map_or(100, |(width, _)| width.max(60));
+        // What goes into a file is whole.
+        let terminal = std::io::stdout().is_terminal().then(ratatui::crossterm::terminal::size);
+        let width = terminal.map_or(u16::MAX, |size| size.map_or(100, |(width, _)| width.max(60)));
         show(&draw::text(&draw::lines(&view, width, Palette { colour: false })))?;
     }
     Ok(if seen.silent.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
