@@ -74,9 +74,9 @@ impl RouterHttp {
 
     fn begin(&mut self, end_of_stream: bool) -> Result<Api, NoKeyReason> {
         let header = |name| sys::header(MapType::HttpRequestHeaders, name).unwrap_or_default();
+        // HTTP/2 may bring any bytes, in the query too: they must not hide a prompt from the filter.
         let path = header(":path");
-        let path = std::str::from_utf8(&path).unwrap_or_default();
-        let api = Api::from_path(path, &self.setup.config.paths);
+        let api = Api::from_path(&String::from_utf8_lossy(&path), &self.setup.config.paths);
         let not_ours = || NoKeyReason::new(NoKey::NotOurPath, "no prompt comes by this path");
         let api = api.filter(|_| header(":method") == b"POST").ok_or_else(not_ours)?;
         if end_of_stream {

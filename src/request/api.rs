@@ -61,11 +61,12 @@ impl Api {
     }
 
     /// The API of a request path, by the end of the path without its query. Engines find their routes by the decoded
-    /// path, so `/v1/chat/complet%69ons` is one, too.
+    /// path, so `/v1/chat/complet%69ons` is one, too, and by patterns of Python, whose `$` lets one line break follow.
     pub fn from_path(path: &str, paths: &ApiPaths) -> Option<Api> {
         let path = path.split(['?', '#']).next().unwrap_or(path);
         let path = if path.contains('%') { Cow::Owned(decoded(path)) } else { Cow::Borrowed(path) };
         let path = path.as_ref();
+        let path = path.strip_suffix('\n').unwrap_or(path);
         let path = path.strip_suffix('/').unwrap_or(path);
         let ends = |list: &[String]| list.iter().any(|end| !end.is_empty() && path.ends_with(end.as_str()));
         if ends(&paths.chat_completions) {
@@ -112,10 +113,23 @@ mod tests {
         assert_eq!(of("/v1/completions"), Some(Api::Completions));
         assert_eq!(of("/v1/messages/"), Some(Api::Messages));
         assert_eq!(of("/v1/responses"), Some(Api::Responses));
-        for escaped in ["/v1/chat/complet%69ons", "/v1%2fchat%2Fcompletions/?a=%", "/%41/v1/chat/completion%73"] {
+        for escaped in [
+            "/v1/chat/complet%69ons",
+            "/v1%2fchat%2Fcompletions/?a=%",
+            "/%41/v1/chat/completion%73",
+            "/v1/chat/completions%0a",
+            "/v1/chat/completions/%0A?\u{fffd}",
+        ] {
             assert_eq!(of(escaped), Some(Api::ChatCompletions), "{escaped}");
         }
-        for other in ["/v1/chat/completions%3F", "/v1/chat/completions%", "/v1/chat/completion%7", "/%ff%zz%é"] {
+        for other in [
+            "/v1/chat/completions%3F",
+            "/v1/chat/completions%0d",
+            "/v1/chat/completions%0a%0a",
+            "/v1/chat/completions%",
+            "/v1/chat/completion%7",
+            "/%ff%zz%é",
+        ] {
             assert_eq!(of(other), None, "{other}");
         }
         assert_eq!(of("/v1/embeddings"), None);
