@@ -367,7 +367,11 @@ fn added_tokens(json: &Value, pipeline: &Pipeline) -> Result<(AddedTokens, Added
     let slices = |list: &'_ [Vec<u8>]| -> Vec<Vec<u8>> { list.to_vec() };
     let (a, b) = (slices(&firsts), slices(&seconds));
     let (a, b): (Vec<&[u8]>, Vec<&[u8]>) = (a.iter().map(|v| &v[..]).collect(), b.iter().map(|v| &v[..]).collect());
-    let (first_ends, second_ends) = boundaries(&a, &b);
+    let (first_ends, mut second_ends) = boundaries(&a, &b);
+    if pipeline.nfc {
+        // A mark that follows may join the last character, and then there is no token.
+        second_ends.fill(false);
+    }
     let make = |tokens: &[(String, u32)], ends: &[bool]| {
         AddedTokens::new(tokens.iter().zip(ends).map(|((content, id), boundary)| AddedToken {
             content: content.as_bytes(),
