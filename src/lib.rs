@@ -106,3 +106,6 @@ pub mod mock;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 #[allow(clippy::unreachable, clippy::integer_division_remainder_used)]
 pub mod simulate;
+#[cfg(not(target_family = "wasm"))]
+#[cfg_attr(test, allow(clippy::unwrap_used))]
+mod whole;

@@ -131,17 +131,6 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Saved>, FrameError> {
     Ok(out)
 }
 
-/// Writes the file so that a reader finds the old one or the new one.
-pub fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    use std::io::Write;
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let mut file = std::fs::File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&beside, path)
-}
-
 /// Reads the file; a missing or damaged one is an empty one.
 pub fn read(path: &Path) -> Vec<Saved> {
     let bytes = match std::fs::read(path) {

@@ -211,7 +211,7 @@ impl Bridge {
 async fn save(path: PathBuf, registry: Arc<Registry>, seed: String) {
     let work = tokio::task::spawn_blocking(move || {
         let bytes = checkpoint::encode(&registry.replicas(), &seed);
-        checkpoint::write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))
+        crate::whole::write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))
     });
     match work.await {
         Ok(Ok(())) => {}

@@ -14,6 +14,7 @@ use super::table::say;
 use crate::pack::build::{self, BuildOptions, SourceOptions};
 use crate::pack::{Pack, wasm};
 use crate::tokenizer::hf::HfTokenizer;
+use crate::whole;
 
 const EXAMPLES: &str = r#"Examples:
   kvroute pack Qwen/Qwen3-0.6B -o qwen3.pack
@@ -110,7 +111,8 @@ pub fn run(args: PackArgs) -> Result<ExitCode> {
         Some(filter) => wasm::embed(filter, &packs)?,
         None => packs,
     };
-    write(&args.output, &out)?;
+    // A reader, or a proxy, never sees half a file.
+    whole::write(&args.output, &out).with_context(|| args.output.display().to_string())?;
     say!("wrote {}: {:.1} MB", args.output.display(), out.len() as f64 / 1e6)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -141,13 +143,4 @@ fn verify(dir: &Path, file: &[u8], texts: &[PathBuf]) -> Result<()> {
 
 fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| path.display().to_string())
-}
-
-/// Whole or not at all: a reader, or a proxy, never sees half a file.
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut name = path.file_name().context("-o: not a file name")?.to_owned();
-    name.push(".tmp");
-    let temporary = path.with_file_name(name);
-    std::fs::write(&temporary, bytes).with_context(|| temporary.display().to_string())?;
-    std::fs::rename(&temporary, path).with_context(|| path.display().to_string())
 }
