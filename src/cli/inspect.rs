@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::table::say;
+use super::table::{harmless, say};
 use crate::pack::{Pack, wasm};
 use crate::request::{EngineFlags, Renderer};
 
@@ -56,11 +56,11 @@ fn count(packs: usize) -> String {
 /// A pack in a few lines.
 pub fn print(pack: &Pack) -> std::io::Result<()> {
     let (meta, template) = (pack.meta(), pack.template_source());
-    say!("{}", meta.name)?;
-    say!("  fingerprint  {} (kvroute {})", meta.fingerprint, meta.made_by)?;
+    say!("{}", harmless(&meta.name))?;
+    say!("  fingerprint  {} (kvroute {})", harmless(&meta.fingerprint), harmless(&meta.made_by))?;
     say!("  tokenizer    {}, {:.1} MB", pack.tokenizer_kind(), pack.tokenizer_bytes() as f64 / 1e6)?;
     if !meta.engine_note.is_empty() {
-        say!("               {}", meta.engine_note)?;
+        say!("               {}", harmless(&meta.engine_note))?;
     }
     say!("  around text  {:?} … {:?}", meta.specials.prefix, meta.specials.suffix)?;
     let chat = match (&template.chat_template, template.model_type.as_deref()) {
@@ -70,10 +70,10 @@ pub fn print(pack: &Pack) -> std::io::Result<()> {
     };
     say!("  chat         {chat}")?;
     for warning in warnings(pack) {
-        say!("  warning      {warning}")?;
+        say!("  warning      {}", harmless(&warning))?;
     }
     for (name, size) in &meta.sources {
-        say!("  from         {name}, {size} bytes")?;
+        say!("  from         {}, {size} bytes", harmless(name))?;
     }
     Ok(())
 }
