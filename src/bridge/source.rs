@@ -54,8 +54,12 @@ impl Follower {
         loop {
             match zmtp::connect(&self.source.events, Role::Sub).await {
                 Ok(connection) => {
-                    delay = FIRST_DELAY;
+                    let since = Instant::now();
                     let end = self.follow(connection).await;
+                    // One that ends at once, again and again, is no better than none.
+                    if since.elapsed() > MAX_DELAY {
+                        delay = FIRST_DELAY;
+                    }
                     tracing::debug!("{}: {} ended: {end}", self.replica.spec.name, self.source.events);
                 }
                 Err(error) => {
