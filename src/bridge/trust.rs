@@ -182,10 +182,12 @@ impl TrustMachine {
             _ if serves || before.is_none() => (now, traffic.uncached_tokens),
             _ => return,
         };
-        self.quiet = Some((since, base));
         let computed = traffic.uncached_tokens - base;
-        // Repeated prompts announce nothing, so only computed tokens prove silence of one that has published.
+        // Repeated prompts announce nothing, so only computed tokens prove silence of one that has published, and its
+        // time counts from when there are enough of them.
         let blocks = SILENT_BLOCKS * u64::from(block_size.max(1));
+        let since = if self.published && computed < blocks { now } else { since };
+        self.quiet = Some((since, base));
         let proven = if self.published { computed >= blocks } else { serves || computed > 0 };
         if proven && now.saturating_sub(since) >= SILENT_AFTER {
             self.silent = true;
@@ -300,6 +302,8 @@ mod tests {
         assert_eq!(t.trust(facts(), 100_000).0, Trust::Exact);
         for s in 100..130u64 {
             t.traffic(served(1_000_000 + s * 1000), 16, s * 1000);
+            // What it computes after all the hits may still be told: since the last of them, at 99.
+            assert!(s >= 119 || t.trust(facts(), s * 1000).0 == Trust::Exact, "{s}");
         }
         assert_eq!(t.trust(facts(), 130_000), (Trust::Stale, "silent"));
         // An idle engine may be silent.
