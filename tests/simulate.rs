@@ -179,7 +179,8 @@ fn bursts() {
 
 /// After some minutes the chats of kvroute run everywhere, and a burst begins behind their steps. llm-d, which does not
 /// count what it has just sent, has its chats on two or three replicas and bursts on idle ones: less p90 of these, more
-/// time for everybody else.
+/// time for everybody else. Kept free of chats for the bursts alone, two of the eight replicas would take 1.5 % off the
+/// p90 here, and 5 % more time would go by until answers end.
 #[test]
 fn bursts_for_minutes() {
     let by_seed = |policy| -> Vec<Outcome> {

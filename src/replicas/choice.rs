@@ -11,10 +11,8 @@ use crate::blocks::BlockHash;
 use crate::clock::{MS, Time};
 use crate::feed::record::{Standing, Trust};
 use crate::index::Held;
-#[cfg(test)]
-use crate::routing::rank;
 use crate::routing::{
-    Candidate, CandidateReceipt, PrefillReceipt, Reason, Receipt, Request, Scored, last_token_cap, missed,
+    Candidate, CandidateReceipt, PrefillReceipt, Reason, Receipt, Request, Scored, last_token_cap, rank, taught,
 };
 
 /// A replica that is compared, and what it holds of the prompt.
@@ -35,16 +33,15 @@ pub(super) struct Shown<'a> {
     pub(super) scored: &'a [Scored],
 }
 
-/// For measurements.
-#[cfg(test)]
 impl Fleet {
-    pub(super) fn score_only(&self, matching: &Matching, ask: &Ask<'_>) -> usize {
+    /// The comparison of [`Fleet::choose`] alone: how many replicas are named, the best included. Nothing is booked. For
+    /// measurements.
+    pub fn compare(&self, matching: &Matching, ask: &Ask<'_>) -> usize {
         let (_, plain, request) = self.candidates(matching, ask, Stage::Decode);
-        rank(&self.policy, &request, &plain, self.policy.candidates).len()
+        let policy = ask.policy.unwrap_or(&self.policy);
+        rank(policy, &request, &plain, policy.candidates.max(1)).len()
     }
-}
 
-impl Fleet {
     pub(super) fn candidates(
         &self,
         matching: &Matching,
@@ -55,6 +52,9 @@ impl Fleet {
         let cap = last_token_cap(ask.tokens, matching.block_size);
         let size = u64::from(matching.block_size);
         let most = u32::try_from(cap.checked_div(size).unwrap_or(0)).unwrap_or(u32::MAX);
+        let (size_tokens, cap_tokens) = (size as f64, cap as f64);
+        // Older reports are not used. Worked out once: a division of 64 bits is slow.
+        let too_old = policy.load_max_age_ms.saturating_add(1).saturating_mul(MS);
         let mut seen = Vec::with_capacity(matching.candidates.len());
         let mut plain = Vec::with_capacity(matching.candidates.len());
         let current = matching.version == world.members.version();
@@ -76,9 +76,9 @@ impl Fleet {
                 Some(column) => matching.walk.held(column, most),
                 None => Held::default(),
             };
-            let tokens = |blocks: u32| (u64::from(blocks) * size).min(cap) as f64;
+            let tokens = |blocks: u32| (f64::from(blocks) * size_tokens).min(cap_tokens);
             let load = world.book.own(idx).plus(self.foreign(idx));
-            let reported = replica.reported.filter(|(_, at)| to_ms(ask.now.since(*at)) <= policy.load_max_age_ms);
+            let reported = replica.reported.filter(|(_, at)| ask.now.since(*at) < too_old);
             let (others, waiting, in_use) = reported.map_or((0, 0, 0.0), |(report, _)| {
                 let share = f64::from(report.kv_usage_ppm) / 1e6;
                 let blocks = replica.capacity_blocks.saturating_mul(u64::from(replica.block_size)) as f64;
@@ -114,19 +114,11 @@ impl Fleet {
     /// A request goes to `best`: what others lack for it, and that it will lack nothing.
     pub(super) fn want(&mut self, matching: &Matching, ask: &Ask<'_>, seen: &[Seen], plain: &[Candidate], best: usize) {
         let policy = ask.policy.unwrap_or(&self.policy);
-        let missed = missed(policy, plain, best);
-        if let Some((idx, held)) = seen.get(best)
-            && let Some(from) = matching.lacks(*held)
-            && let Some(replica) = self.world.members.get_mut(*idx)
-        {
-            replica.wants.met(from);
-        }
-        if let Some((at, gain)) = missed
-            && let Some((idx, held)) = seen.get(at)
-            && let Some(from) = matching.lacks(*held)
-            && let Some(replica) = self.world.members.get_mut(*idx)
-        {
-            replica.wants.add(from, gain, ask.now);
+        let lacks = |at: usize| seen.get(at).and_then(|(_, held)| matching.lacks(*held));
+        for (at, from, lesson) in taught(policy, plain, best, lacks) {
+            if let Some(replica) = seen.get(at).and_then(|(idx, _)| self.world.members.get_mut(*idx)) {
+                replica.wants.learn(from, lesson, ask.now);
+            }
         }
     }
 
@@ -212,6 +204,7 @@ impl Fleet {
     }
 
     /// Trust and its reason, this VM's own state included.
+    #[inline]
     pub(super) fn trust<'a>(&self, replica: &'a Replica, now: Time) -> (Trust, &'a str) {
         let age = self.sync.feed_age(now).unwrap_or(u64::MAX);
         match replica.trust {

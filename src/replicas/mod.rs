@@ -29,6 +29,4 @@ pub(crate) use homes::Homes;
 pub use members::{ReplicaIdx, ReplicaKey, StaticReplica};
 
 #[cfg(test)]
-mod bench;
-#[cfg(test)]
 mod tests;

@@ -65,9 +65,11 @@ pub struct Scored {
     pub wanted: f64,
     /// Of the cost, what it has for being home to more conversations than the others.
     pub crowding: f64,
+    /// What is compared: the cost in whole tokens, then the load, then the lot.
+    whole: i64,
     load: f64,
-    rested: f64,
     lot: u64,
+    rested: f64,
 }
 
 /// The engine computes the last token of a prompt in any case, and so all of the last block: at most this many
@@ -83,8 +85,21 @@ const MOST: f64 = 1e12;
 /// What it costs to be over the bound: more than any load that is not, and still exact to the token.
 const OVER: f64 = 1e14;
 
+#[inline]
 fn sane(x: f64) -> f64 {
-    if x.is_nan() { 0.0 } else { x.clamp(0.0, MOST) }
+    match (0.0..=MOST).contains(&x) {
+        true => x,
+        false if x > MOST => MOST,
+        false => 0.0,
+    }
+}
+
+/// To the nearest whole number as [`f64::round`] has it, which is a call in wasm.
+#[inline]
+fn rounded(x: f64) -> i64 {
+    let whole = x.trunc();
+    let rest = x - whole;
+    whole as i64 + i64::from(rest >= 0.5) - i64::from(rest <= -0.5)
 }
 
 /// More requests than this on a replica are over the bound.
@@ -106,39 +121,58 @@ fn staying(policy: &Policy, c: &Candidate) -> [f64; 3] {
         .map(|(weight, tokens)| sane(weight * sane(tokens)))
 }
 
-fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidate) -> Scored {
-    let tokens = sane(request.tokens);
-    let matched = sane(c.matched).min(tokens);
+/// Of `matched` tokens, what those are not worth that are not known to be on the accelerator.
+fn less(policy: &Policy, c: &Candidate, matched: f64) -> f64 {
+    // Most often all are.
+    if [c.predicted, c.cpu, c.disk, c.unconfirmed] == [0.0; 4] {
+        return 0.0;
+    }
     let predicted = sane(c.predicted).min(matched);
     let cpu = sane(c.cpu).min(matched - predicted);
     let disk = sane(c.disk).min(matched - predicted - cpu);
     let unconfirmed = sane(c.unconfirmed).min(matched - predicted - cpu - disk);
+    sane(
+        predicted * (1.0 - policy.predicted)
+            + cpu * (1.0 - policy.cpu_tier)
+            + disk * (1.0 - policy.disk_tier)
+            + unconfirmed * (1.0 - policy.unconfirmed),
+    )
+}
+
+/// The cost of being home to more conversations than the `mean` of all.
+fn crowding(policy: &Policy, mean: f64, c: &Candidate) -> f64 {
+    let more = sane(c.homes - mean);
+    if more == 0.0 {
+        return 0.0;
+    }
+    let excess = more / (mean + 4.0);
+    (sane(policy.crowding) * excess * excess).min(sane(policy.crowding_max))
+}
+
+fn score(policy: &Policy, request: &Request, bound: f64, at: usize, c: &Candidate) -> Scored {
+    let tokens = sane(request.tokens);
+    let matched = sane(c.matched).min(tokens);
     let trust = match c.trust {
         Trust::Exact => 1.0,
         Trust::CatchingUp => sane(policy.catching_up),
         Trust::Stale => sane(policy.stale),
         Trust::NoEvents => sane(policy.no_events),
     };
-    let less = predicted * (1.0 - policy.predicted)
-        + cpu * (1.0 - policy.cpu_tier)
-        + disk * (1.0 - policy.disk_tier)
-        + unconfirmed * (1.0 - policy.unconfirmed);
-    let credit = (sane(matched - sane(less)) * trust).min(tokens);
-    let mean = sane(request.mean_homes);
-    let excess = sane(c.homes - mean) / (mean + 4.0);
-    let crowding = (sane(policy.crowding) * excess * excess).min(sane(policy.crowding_max));
+    let credit = (sane(matched - less(policy, c, matched)) * trust).min(tokens);
+    let crowding = crowding(policy, sane(request.mean_homes), c);
     let [context, requests_there, waiting] = staying(policy, c);
     let load = sane(policy.queue * sane(c.prefill))
         + context
         + requests_there
         + waiting
         + crowding
-        + if requests(c) > bound { OVER } else { 0.0 };
+        + if bound < f64::INFINITY && requests(c) > bound { OVER } else { 0.0 };
     let session = if c.session { 0.0 } else { sane(policy.session) };
     let loading = if c.loading { sane(policy.adapter) } else { 0.0 };
     let wanted = sane(policy.copy * sane(c.wanted)).min(tokens - credit);
     let cost = tokens - credit - wanted + load + session + loading;
-    Scored { candidate: at, cost, credit, wanted, crowding, load, rested: sane(c.rested), lot: lot(request.seed, at) }
+    let (whole, lot, rested) = (rounded(cost), lot(request.seed, at), sane(c.rested));
+    Scored { candidate: at, cost, credit, wanted, crowding, whole, load, lot, rested }
 }
 
 /// The best `1 + next` candidates, best first. Of those that are as good as the cheapest it is the turn of the one that
@@ -151,12 +185,12 @@ pub fn rank(policy: &Policy, request: &Request, candidates: &[Candidate], next: 
         // Drawing by exp(-cost / T) without a sum: the least of cost - T * Gumbel noise.
         for s in &mut scored {
             let uniform = ((s.lot >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-            s.load = s.cost + sane(policy.temperature) * (-uniform.ln()).ln();
+            (s.whole, s.load) = (0, s.cost + sane(policy.temperature) * (-uniform.ln()).ln());
         }
-        return best(scored, next, |s| (0, s.load));
+    } else if let Some(turn) = turn(&scored, alike(policy, request)).and_then(|turn| scored.get_mut(turn)) {
+        turn.whole = i64::MIN;
     }
-    let turn = turn(&scored, alike(policy, request));
-    best(scored, next, |s| if Some(s.candidate) == turn { (i64::MIN, s.load) } else { by_cost(s) })
+    first(&scored, next.saturating_add(1))
 }
 
 /// Tokens of load by which one replica may be above another without its being worth a copy of anything.
@@ -164,7 +198,7 @@ const SMALL: f64 = 1000.0;
 
 /// Who would have been the better place for the request that goes to `best`, but for what it lacks of the prompt, and
 /// by how many tokens: the difference of the loads that stay (prompts that wait are soon computed), less a small one.
-pub fn missed(policy: &Policy, candidates: &[Candidate], best: usize) -> Option<(usize, f64)> {
+pub(super) fn missed(policy: &Policy, candidates: &[Candidate], best: usize) -> Option<(usize, f64)> {
     let stays = |c: &Candidate| staying(policy, c).iter().sum::<f64>();
     let picked = candidates.get(best)?;
     let lacks = candidates.iter().enumerate().filter(|(_, c)| sane(c.matched) < sane(picked.matched));
@@ -178,36 +212,34 @@ fn alike(policy: &Policy, request: &Request) -> f64 {
     sane(policy.alike).min(sane(request.tokens) / 16.0)
 }
 
-fn by_cost(s: &Scored) -> (i64, f64) {
-    (s.cost.round() as i64, s.load)
-}
-
 /// Whose turn it is: of those that cost by no more than `alike` more than the cheapest and hold as much of the prompt,
 /// and are home to as many, the one that rested longest. Cache is not given up for it.
 fn turn(scored: &[Scored], alike: f64) -> Option<usize> {
-    let cheapest = scored.iter().min_by(|a, b| in_order(a, b, by_cost))?;
+    let cheapest = scored.iter().min_by(in_order)?;
     // In steps, so that a home more or less decides nothing.
     let crowding = |s: &Scored| (s.crowding / 32.0).floor();
-    let near = |s: &&Scored| {
-        s.cost <= cheapest.cost + alike && s.credit >= cheapest.credit && crowding(s) <= crowding(cheapest)
-    };
-    let longest = |a: &&Scored, b: &&Scored| b.rested.total_cmp(&a.rested).then_with(|| in_order(a, b, by_cost));
+    let (most, least) = (cheapest.cost + alike, crowding(cheapest));
+    let near = |s: &&Scored| s.cost <= most && s.credit >= cheapest.credit && crowding(s) <= least;
+    let longest = |a: &&Scored, b: &&Scored| b.rested.total_cmp(&a.rested).then_with(|| in_order(a, b));
     scored.iter().filter(near).min_by(longest).map(|s| s.candidate)
 }
 
-fn in_order(a: &Scored, b: &Scored, key: impl Fn(&Scored) -> (i64, f64)) -> Ordering {
-    let (a_key, b_key) = (key(a), key(b));
-    a_key.0.cmp(&b_key.0).then(a_key.1.total_cmp(&b_key.1)).then(a.lot.cmp(&b.lot))
+fn in_order(a: &&Scored, b: &&Scored) -> Ordering {
+    a.whole.cmp(&b.whole).then_with(|| a.load.total_cmp(&b.load)).then_with(|| a.lot.cmp(&b.lot))
 }
 
-fn best(mut scored: Vec<Scored>, next: usize, key: impl Fn(&Scored) -> (i64, f64)) -> Vec<Scored> {
-    let order = |a: &Scored, b: &Scored| in_order(a, b, &key);
-    if next + 1 < scored.len() {
-        scored.select_nth_unstable_by(next, order);
-        scored.truncate(next + 1);
+/// The first `count` of them, in order: few of many, so nothing is sorted that will not be named.
+fn first(scored: &[Scored], count: usize) -> Vec<Scored> {
+    let mut first: Vec<Scored> = Vec::with_capacity(count.min(scored.len()));
+    for s in scored {
+        let before = |other: &Scored| in_order(&other, &s).is_le();
+        if first.len() >= count && first.last().is_some_and(before) {
+            continue;
+        }
+        first.truncate(count.saturating_sub(1));
+        first.insert(first.partition_point(before), *s);
     }
-    scored.sort_unstable_by(order);
-    scored
+    first
 }
 
 fn lot(seed: u64, at: usize) -> u64 {

@@ -18,10 +18,10 @@ mod policy;
 mod receipt;
 mod wants;
 
-pub use cost::{Candidate, Request, Scored, last_token_cap, missed, rank};
+pub use cost::{Candidate, Request, Scored, last_token_cap, rank};
 pub use policy::Policy;
 pub use receipt::{CandidateReceipt, Line, Mode, PrefillReceipt, Reason, Receipt, Spent};
-pub use wants::Wants;
+pub use wants::{Lesson, Wants, taught};
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::cost::missed;
 use super::*;
 use crate::feed::record::Trust;
 

@@ -5,6 +5,8 @@
 //! would have been the better place but for the prefix it lacks remembers by how much; once that adds up to what a
 //! copy costs, the copy is made (the rule by which pages are replicated on line: pay as much again, not more).
 
+use super::cost::{Candidate, missed};
+use super::policy::Policy;
 use crate::blocks::BlockHash;
 use crate::clock::{SECOND, Time};
 
@@ -33,8 +35,16 @@ impl Wants {
         self.0.iter().find(|want| want.from == from).map_or(0.0, |want| faded(want, now))
     }
 
+    /// What a choice teaches of a block, by [`taught`].
+    pub fn learn(&mut self, from: BlockHash, lesson: Lesson, now: Time) {
+        match lesson {
+            Lesson::Met => self.met(from),
+            Lesson::Missed(gain) => self.add(from, gain, now),
+        }
+    }
+
     /// A request would have saved `gain` tokens.
-    pub fn add(&mut self, from: BlockHash, gain: f64, now: Time) {
+    fn add(&mut self, from: BlockHash, gain: f64, now: Time) {
         if let Some(want) = self.0.iter_mut().find(|want| want.from == from) {
             let share = (now.since(want.at) as f64 / APART).min(1.0);
             want.tokens = faded(want, now) + gain * share;
@@ -50,9 +60,31 @@ impl Wants {
     }
 
     /// A request that asked for this block on went there: it will hold it.
-    pub fn met(&mut self, from: BlockHash) {
+    fn met(&mut self, from: BlockHash) {
         self.0.retain(|want| want.from != from);
     }
+}
+
+/// What a choice says of what a replica lacks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Lesson {
+    /// The request went there: it will hold it.
+    Met,
+    /// The request would have saved so many tokens if it held it.
+    Missed(f64),
+}
+
+/// A request goes to `best`: which candidates learn what of which block. `lacks` is the first block of the prompt that
+/// one does not hold.
+pub fn taught(
+    policy: &Policy,
+    candidates: &[Candidate],
+    best: usize,
+    lacks: impl Fn(usize) -> Option<BlockHash>,
+) -> impl Iterator<Item = (usize, BlockHash, Lesson)> {
+    let missed = missed(policy, candidates, best).map(|(at, gain)| (at, Lesson::Missed(gain)));
+    let lessons = [Some((best, Lesson::Met)), missed].into_iter().flatten();
+    lessons.filter_map(move |(at, lesson)| Some((at, lacks(at)?, lesson)))
 }
 
 fn faded(want: &Want, now: Time) -> f64 {

@@ -3,7 +3,7 @@
 use super::{Policy, View};
 use crate::clock::{SECOND, Time};
 use crate::replicas::{Homes, ReplicaIdx};
-use crate::routing::{self, Candidate, Request, Wants, missed, rank};
+use crate::routing::{self, Candidate, Request, Wants, rank, taught};
 use crate::simulate::traffic::Call;
 use crate::simulate::truth::candidates;
 use crate::simulate::{Dice, Scenario};
@@ -42,13 +42,8 @@ impl Policy for Oracle {
         let request = Request { tokens: call.prompt as f64, mean_homes, seed: self.dice.draw() };
         let picked = rank(&self.policy, &request, &all, 0).first().map_or(0, |s| s.candidate);
         self.picked[picked] = view.now;
-        if let Some(from) = lacks(&all[picked]) {
-            self.wants[picked].met(from);
-        }
-        if let Some((at, gain)) = missed(&self.policy, &all, picked)
-            && let Some(from) = lacks(&all[at])
-        {
-            self.wants[at].add(from, gain, view.now);
+        for (at, from, lesson) in taught(&self.policy, &all, picked, |at| lacks(&all[at])) {
+            self.wants[at].learn(from, lesson, view.now);
         }
         let matched = (all[picked].matched / f64::from(self.block_size)) as usize;
         self.homes.settle(call.prompt_chain(), matched, ReplicaIdx(picked as u16), view.now);

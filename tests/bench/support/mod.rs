@@ -1,4 +1,4 @@
-//! What the benches of the index, templates and tokenizers share: the spec for `tests/bench/measure`, and running it natively
+//! What the benches of the choice, index, templates and tokenizers share: the spec for `tests/bench/measure`, and running it natively
 //! and in a real Envoy.
 
 use std::collections::BTreeMap;
@@ -11,6 +11,8 @@ use kvroute::gateway::{envoy_binary, free_address};
 use kvroute::pack::build::{BuildOptions, SourceOptions, build};
 use serde_json::{Value, json};
 
+#[path = "../measure/src/choice.rs"]
+pub mod choice;
 #[path = "../measure/src/clock.rs"]
 pub mod clock;
 #[path = "../measure/src/index.rs"]

@@ -8,7 +8,7 @@ use proxy_wasm::types::{BufferType, LogLevel};
 
 use crate::clock::{Clock, Rows};
 use crate::spec::Spec;
-use crate::{index, rival, templates, tokenizer};
+use crate::{choice, index, rival, templates, tokenizer};
 
 proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| Box::new(Root));
@@ -40,6 +40,7 @@ impl RootContext for Root {
 
 fn run(spec: &Spec, clock: Clock<'_>) -> Result<Rows, String> {
     match spec.text("what")? {
+        "choice" => choice::run(spec, clock),
         "index" => index::run(spec, clock),
         "templates" => templates::run(spec, clock),
         "tokenizer" => tokenizer::run(spec, clock),
