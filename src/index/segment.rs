@@ -69,6 +69,8 @@ impl Seed {
 
 /// Slots in one line of the cache.
 const LINE: usize = 4;
+/// Lines that a segment which grows reads at once; a power of two.
+const LINES_AT_ONCE: usize = 16;
 
 /// One line: the words of its slots, and their holders. It fills from its first slot on, and empty slots are all zero.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,10 +107,15 @@ impl Line {
         LINE - self.empty().count_ones() as usize
     }
 
-    /// Whether it has no empty slot. Reading that brings the line into the processor's cache.
-    pub fn full(&self) -> bool {
+    /// Whether it has no empty slot.
+    fn full(&self) -> bool {
+        self.last() != 0
+    }
+
+    /// The holders of its last slot. Reading them brings the line into the processor's cache.
+    pub fn last(&self) -> u64 {
         let [.., last] = self.holders;
-        last != 0
+        last
     }
 
     /// Takes out a slot that is in use; the last one that is takes its place. Whether it was full before.
@@ -177,6 +184,8 @@ mod four {
 pub(super) struct Segment {
     lines: Box<[Line]>,
     used: u32,
+    /// Slots that may be in use: seven of ten.
+    most: u32,
 }
 
 impl Segment {
@@ -207,18 +216,15 @@ impl Segment {
         }
     }
 
-    /// The line that a key belongs to, as long as the segment neither grows nor shrinks.
+    /// The line that a key belongs to, as long as the segment neither grows nor shrinks. Never the last one, so that
+    /// there is always a next.
     pub fn home(&self, key: u64, seed: Seed) -> usize {
-        ((seed.mix(key) * self.lines.len() as u64) >> 32) as usize
+        ((seed.mix(key) * self.lines.len().saturating_sub(1) as u64) >> 32) as usize
     }
 
-    /// A line, and the one after it, where three searches of ten go on.
-    pub fn line(&self, home: usize) -> [&Line; 2] {
-        match self.lines.get(home..) {
-            Some([line, next, ..]) => [line, next],
-            Some([line]) => [line, line],
-            _ => [&Line::EMPTY; 2],
-        }
+    /// The line where a search begins, and the one after it, where three searches of ten go on.
+    pub fn lines(&self, home: usize) -> &[Line; 2] {
+        self.lines.get(home..).and_then(|lines| lines.first_chunk()).unwrap_or(&[Line::EMPTY; 2])
     }
 
     /// The place of `key`, or of the empty slot where it would go. `None`: no slot at all.
@@ -244,15 +250,15 @@ impl Segment {
         self.set_at(at >> 2, key, (cover, holders), depth)
     }
 
-    /// The same where the search begins at line `home`. `None` as well where it does not end there.
+    /// The same where the search begins at line `home`. `None` as well where it ends in neither that line nor the next.
     #[inline(always)]
     pub fn set_at(&mut self, home: usize, key: u64, (cover, holders): (u64, u64), depth: u64) -> Option<u64> {
-        let line = self.lines.get_mut(home)?;
-        let place = line.place(key)?;
+        let (at, place) = self.near(home, key)?;
+        let line = self.lines.get_mut(at)?;
         let Slot { mut word, holders: held } = line.slot(place);
         if held == 0 {
             // One more would pass the load of 0.7.
-            if (self.used as usize + 1) * 10 > self.lines.len() * (LINE * 7) {
+            if self.used >= self.most {
                 return None;
             }
             self.used += 1;
@@ -261,9 +267,18 @@ impl Segment {
         if word >> USEFUL_AT < USEFUL_NEW {
             word = (word & !(15 << USEFUL_AT)) | (USEFUL_NEW << USEFUL_AT);
         }
-        let slot = Slot { word, holders: (held & !cover) | (holders & cover) };
-        self.lines.get_mut(home)?.put(place, slot);
+        line.put(place, Slot { word, holders: (held & !cover) | (holders & cover) });
         Some(held & cover)
+    }
+
+    /// The line and the place in it of `key`, or of the empty slot where it would go, where the search begins at line
+    /// `home` and ends there or in the next line.
+    #[inline(always)]
+    fn near(&self, home: usize, key: u64) -> Option<(usize, usize)> {
+        if let Some(place) = self.lines.get(home)?.place(key) {
+            return Some((home, place));
+        }
+        Some((home + 1, self.lines.get(home + 1)?.place(key)?))
     }
 
     /// The bytes that [`Segment::grow`] would add; `None` when it may not grow any more.
@@ -295,18 +310,29 @@ impl Segment {
     /// `lines` must have room for what is there.
     fn rebuild(&mut self, lines: usize, seed: Seed) {
         let old = std::mem::replace(&mut self.lines, vec![Line::default(); lines].into_boxed_slice());
+        self.most = (lines * LINE * 7).checked_div(10).map_or(0, |most| most as u32);
         // Slots in use of each line: looking at a line that was just written to would take longer.
         let mut used = vec![0u8; lines];
-        for slot in old.iter().flat_map(|line| (0..line.used()).map(|at| line.slot(at))) {
-            // All keys are different: the first empty slot is the place.
-            let mut at = self.home(slot.key(), seed);
-            while let Some(place) = used.get_mut(at) {
-                if usize::from(*place) < LINE {
-                    self.put(at * LINE + usize::from(*place), slot);
-                    *place += 1;
-                    break;
+        for some in old.chunks(LINES_AT_ONCE) {
+            // First those in use, one after the other, in a list that is written without a branch.
+            let (mut slots, mut count) = ([Slot::default(); LINES_AT_ONCE * LINE], 0);
+            for slot in some.iter().flat_map(|line| (0..LINE).map(|at| line.slot(at))) {
+                if let Some(place) = slots.get_mut(count & (LINES_AT_ONCE * LINE - 1)) {
+                    *place = slot;
                 }
-                at = if at + 1 >= lines { 0 } else { at + 1 };
+                count += usize::from(slot.holders != 0);
+            }
+            for slot in slots.iter().take(count) {
+                // All keys are different: the first empty slot is the place.
+                let mut at = self.home(slot.key(), seed);
+                while let Some(place) = used.get_mut(at) {
+                    if usize::from(*place) < LINE {
+                        self.put(at * LINE + usize::from(*place), *slot);
+                        *place += 1;
+                        break;
+                    }
+                    at = if at + 1 >= lines { 0 } else { at + 1 };
+                }
             }
         }
     }
@@ -317,16 +343,16 @@ impl Segment {
         self.remove_at(at >> 2, key, holders, seed).unwrap_or(0)
     }
 
-    /// The same where the search begins at line `home`. `None`: it does not end there.
+    /// The same where the search begins at line `home`. `None`: it ends in neither that line nor the next.
     #[inline(always)]
     pub fn remove_at(&mut self, home: usize, key: u64, holders: u64, seed: Seed) -> Option<u64> {
-        let line = self.lines.get_mut(home)?;
-        let place = line.place(key)?;
+        let (at, place) = self.near(home, key)?;
+        let line = self.lines.get_mut(at)?;
         let slot = line.slot(place);
         let gone = slot.holders & holders;
         if gone == slot.holders {
             if gone != 0 {
-                self.close(home * LINE + place, seed);
+                self.close(at * LINE + place, seed);
             }
         } else {
             line.put(place, Slot { holders: slot.holders & !gone, ..slot });

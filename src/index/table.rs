@@ -106,15 +106,15 @@ impl Table {
     /// the searches would each wait for memory; so all places are worked out first, and then read in turn, which depends
     /// on nothing: the processor waits for all of them together.
     #[inline(always)]
-    fn lines(&self, hashes: &[BlockHash], seed: Seed) -> ([u32; TOGETHER], [[&Line; 2]; TOGETHER]) {
-        let (mut homes, mut lines) = ([0; TOGETHER], [[&Line::EMPTY; 2]; TOGETHER]);
+    fn lines(&self, hashes: &[BlockHash], seed: Seed) -> ([u32; TOGETHER], [&[Line; 2]; TOGETHER]) {
+        let (mut homes, mut lines) = ([0; TOGETHER], [&[Line::EMPTY; 2]; TOGETHER]);
         for ((home, lines), hash) in homes.iter_mut().zip(&mut lines).zip(hashes) {
             if let Some(segment) = self.segment(*hash) {
                 let at = segment.home(hash.0 & KEY, seed);
-                (*home, *lines) = (at as u32, segment.line(at));
+                (*home, *lines) = (at as u32, segment.lines(at));
             }
         }
-        std::hint::black_box(lines.iter().take(hashes.len()).fold(false, |sum, [line, _]| sum ^ line.full()));
+        std::hint::black_box(lines.iter().take(hashes.len()).fold(0, |sum, [line, _]| sum ^ line.last()));
         (homes, lines)
     }
 
@@ -124,8 +124,8 @@ impl Table {
     pub fn warm(&self, hashes: &[BlockHash], seed: Seed) -> [u32; TOGETHER] {
         let (homes, lines) = self.lines(hashes, seed);
         // Those that go on do so in the next line.
-        let last = |[line, next]: [&Line; 2]| (if line.full() { next } else { line }).full();
-        std::hint::black_box(lines.iter().take(hashes.len()).fold(false, |sum, lines| sum ^ last(*lines)));
+        let last = |[line, next]: &[Line; 2]| (if line.last() != 0 { next } else { line }).last();
+        std::hint::black_box(lines.iter().take(hashes.len()).fold(0, |sum, lines| sum ^ last(lines)));
         homes
     }
 
@@ -145,7 +145,7 @@ impl Table {
         }
         let open = open.get(..count).unwrap_or_default();
         let next = |at: &u8| lines.get(usize::from(*at)).map_or(&Line::EMPTY, |[_, next]| next);
-        std::hint::black_box(open.iter().fold(false, |sum, at| sum ^ next(at).full()));
+        std::hint::black_box(open.iter().fold(0, |sum, at| sum ^ next(at).last()));
         for at in open {
             let (Some(held), Some(hash)) = (all.get_mut(usize::from(*at)), hashes.get(usize::from(*at))) else {
                 continue;
