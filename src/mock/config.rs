@@ -78,6 +78,9 @@ pub struct Config {
     pub version: Option<String>,
     /// Bodies longer than this are answered without a look at their content.
     pub answer_blindly_over: Option<usize>,
+    /// Bodies whose content-length is more than this are read and thrown away, and answered: for load that is to cost
+    /// this side as little as may be.
+    pub throw_away_over: Option<usize>,
     /// Makes the tokenizer.
     pub tokenizer: TokenizerFactory,
     /// Threads that tokenize.
@@ -137,6 +140,7 @@ impl Default for Config {
             prompt_tokens_details: true,
             version: None,
             answer_blindly_over: None,
+            throw_away_over: None,
             tokenizer: Arc::new(|| Ok(Box::new(ByteTokenizer))),
             tokenizer_threads: 1,
             threads: 1,

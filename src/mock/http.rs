@@ -13,6 +13,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use futures::StreamExt;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -79,6 +80,11 @@ impl Drop for AtWork {
 /// Chat completions, completions, messages and responses; and `…/render`, which only tokenizes.
 pub async fn api(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
+    if let Some(limit) = shared.config.throw_away_over
+        && length(&parts).is_some_and(|length| length > limit)
+    {
+        return thrown_away(body).await;
+    }
     let Ok(body) = to_bytes(body, usize::MAX).await else {
         // The client broke off.
         return StatusCode::BAD_REQUEST.into_response();
@@ -113,6 +119,23 @@ pub async fn api(State(shared): State<Arc<Shared>>, request: Request) -> Respons
         }
     }
     response
+}
+
+/// The length that the request says its body has.
+fn length(parts: &Parts) -> Option<usize> {
+    parts.headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// See [`Config::throw_away_over`].
+async fn thrown_away(body: Body) -> Response {
+    let mut data = body.into_data_stream();
+    while let Some(piece) = data.next().await {
+        if piece.is_err() {
+            // The client broke off.
+            return StatusCode::BAD_REQUEST.into_response();
+        }
+    }
+    Json(json!({"object": "mock.not_read"})).into_response()
 }
 
 impl Shared {

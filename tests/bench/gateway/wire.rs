@@ -27,7 +27,17 @@ impl Wire {
 
     /// Whether the answer is good, and its body, which must have a length.
     pub async fn answer(&mut self, request: &[u8]) -> (bool, &[u8]) {
-        self.stream.write_all(request).await.unwrap();
+        self.send(request).await;
+        self.receive().await
+    }
+
+    /// Sends a part of a request.
+    pub async fn send(&mut self, part: &[u8]) {
+        self.stream.write_all(part).await.unwrap();
+    }
+
+    /// Whether the answer to what was sent is good, and its body, which must have a length.
+    pub async fn receive(&mut self) -> (bool, &[u8]) {
         self.buffer.clear();
         loop {
             assert!(self.stream.read_buf(&mut self.buffer).await.unwrap() > 0, "the connection was closed");

@@ -1,9 +1,19 @@
 //! The command line of a bench.
 
 /// Stops with the usage when it is asked for, and at what is no option. Gives whether JSON is wanted.
+#[allow(dead_code)] // some have names, too
 pub fn options(usage: &str) -> bool {
-    let mut json = false;
+    options_and_names(usage, &[]).0
+}
+
+/// The same, and which of these names are wanted: all, unless some are given.
+pub fn options_and_names<'a>(usage: &str, names: &[&'a str]) -> (bool, Vec<&'a str>) {
+    let (mut json, mut wanted) = (false, Vec::new());
     for argument in std::env::args().skip(1) {
+        if let Some(name) = names.iter().find(|name| **name == argument) {
+            wanted.push(*name);
+            continue;
+        }
         match argument.as_str() {
             "--json" => json = true,
             // Cargo adds it.
@@ -18,5 +28,5 @@ pub fn options(usage: &str) -> bool {
             }
         }
     }
-    json
+    (json, if wanted.is_empty() { names.to_vec() } else { wanted })
 }
