@@ -155,9 +155,14 @@ impl Job {
         self.body_bytes <= SMALL
     }
 
+    /// Whether taking its body from Envoy was about a slice's work already, in a turn in which Envoy read much of it.
+    pub fn is_long(&self) -> bool {
+        self.body_bytes >= LONG
+    }
+
     /// Whether the next step takes about a slice or more, and cannot be cut: it should have a slice of its own.
     pub fn next_is_long(&self) -> bool {
-        self.body_bytes >= LONG && matches!(self.stage, Stage::Parsed(_) | Stage::Rendered(_))
+        self.is_long() && matches!(self.stage, Stage::Parsed(_) | Stage::Rendered(_))
     }
 
     /// About how many bytes there are still to work on.

@@ -236,7 +236,7 @@ impl Router {
         let mut held = Held { job, matching: None, pushed: 0, watch };
         let long = self.turns.begin(began).unwrap_or(began);
         let until = if held.job.is_small() { self.turns.small(began) } else { long };
-        let chosen = match host.now() < until {
+        let chosen = match host.now() < until && !held.job.is_long() {
             true => {
                 host.count(Counter::Slices, 1);
                 self.advance(&mut held, until, host)
