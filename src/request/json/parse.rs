@@ -113,7 +113,7 @@ impl Parsing {
     /// Parses about `max_bytes` more. `None`: there is more to come.
     pub fn step(&mut self, max_bytes: usize) -> Result<Option<Json>, JsonError> {
         let state = std::mem::take(&mut self.state);
-        let limit = state.at.saturating_add(max_bytes.max(1));
+        let limit = state.at.max(state.plain).saturating_add(max_bytes.max(1));
         let mut parser = Parser { bytes: &self.text, state };
         let done = parser.run(limit);
         self.state = parser.state;
@@ -130,6 +130,8 @@ struct State {
     /// What the small ones of them hold so far: when one ends, its part moves to memory of its exact size.
     items: Vec<Json>,
     entries: Vec<(Text, Json)>,
+    /// Of a string at whose quote the parser stands: up to where it was looked at, all of it plain.
+    plain: usize,
     /// A string with escapes, as far as it is read.
     string: Option<Unescaped>,
     scratch: Unescaped,
@@ -164,6 +166,19 @@ enum Open {
     Map(usize),
     LargeMap(JsonMap, Text),
 }
+
+/// A string that begins without escapes.
+enum Plain<'a> {
+    /// All of it.
+    Text(&'a str),
+    /// It has some.
+    Escapes,
+    /// It goes on beyond the limit.
+    More,
+}
+
+/// A string is looked at so far, whatever the limit; in tests hardly, so that steps end anywhere in it.
+const AHEAD: usize = if cfg!(test) { 1 } else { 4 << 10 };
 
 struct Parser<'a> {
     bytes: &'a [u8],
@@ -219,7 +234,7 @@ impl<'a> Parser<'a> {
         loop {
             let Some(mut value) = self.value(limit)? else {
                 // An array or object was opened, or a long string is not at its end.
-                if self.state.at >= limit {
+                if self.state.at.max(self.state.plain) >= limit {
                     return Ok(None);
                 }
                 continue;
@@ -361,9 +376,10 @@ impl<'a> Parser<'a> {
             return Ok(self.rest_of_string(limit)?.map(Json::Str));
         }
         match self.peek() {
-            Some(b'"') => match self.plain_string()? {
-                Some(text) => Ok(Some(Json::Str(Text::from(text)))),
-                None => Ok(self.string_with_escapes(limit)?.map(Json::Str)),
+            Some(b'"') => match self.plain_string(limit)? {
+                Plain::Text(text) => Ok(Some(Json::Str(Text::from(text)))),
+                Plain::Escapes => Ok(self.string_with_escapes(limit)?.map(Json::Str)),
+                Plain::More => Ok(None),
             },
             Some(b'{') => {
                 self.enter()?;
@@ -410,9 +426,9 @@ impl<'a> Parser<'a> {
             return Err(self.error("expected a key"));
         }
         // Each move of a text costs some nanoseconds: it is made where it stays.
-        match self.plain_string()? {
-            Some(key) => self.put_key(Text::from(key)),
-            None => {
+        match self.plain_string(usize::MAX)? {
+            Plain::Text(key) => self.put_key(Text::from(key)),
+            Plain::Escapes | Plain::More => {
                 let key = self.string_with_escapes(usize::MAX)?.unwrap_or_else(|| Text::from(""));
                 self.put_key(key);
             }
@@ -488,27 +504,33 @@ impl<'a> Parser<'a> {
         Ok(Json::BigInt(text))
     }
 
-    /// A string without escapes; the parser stands at its opening quote. `None`: it has some, and the parser still
-    /// stands there.
+    /// A string without escapes; the parser stands at its opening quote, and still does where it is none or goes on beyond
+    /// the limit.
     #[inline]
-    fn plain_string(&mut self) -> Result<Option<&'a str>, JsonError> {
+    fn plain_string(&mut self, limit: usize) -> Result<Plain<'a>, JsonError> {
         let quote = self.state.at;
-        let rest = self.bytes.get(quote + 1..).unwrap_or_default();
-        let len = plain_prefix(rest);
-        let (plain, tail) = rest.split_at_checked(len).unwrap_or_default();
-        self.state.at = quote + 1 + len;
-        match tail.first() {
+        let from = self.state.plain.max(quote + 1);
+        let rest = self.bytes.get(from..).unwrap_or_default();
+        let ahead = rest.get(..limit.saturating_sub(from).max(AHEAD)).unwrap_or(rest);
+        let len = plain_prefix(ahead);
+        if len == ahead.len() && len < rest.len() {
+            self.state.plain = from + len;
+            return Ok(Plain::More);
+        }
+        self.state.plain = 0;
+        self.state.at = from + len;
+        match self.peek() {
             Some(b'"') => {
-                let text = self.utf8(plain)?;
+                let text = self.utf8(self.bytes.get(quote + 1..from + len).unwrap_or_default())?;
                 self.state.at += 1;
                 self.take(Text::overhead_of(text))?;
-                Ok(Some(text))
+                Ok(Plain::Text(text))
             }
             Some(b'\\') => {
                 self.state.at = quote;
-                Ok(None)
+                Ok(Plain::Escapes)
             }
-            _ => self.at_special().map(|()| None),
+            _ => self.at_special().map(|()| Plain::Escapes),
         }
     }
 

@@ -234,3 +234,20 @@ fn faults_are_told_apart() {
         assert_eq!(fault(refused), Fault::Refused, "{refused:.20}");
     }
 }
+
+#[test]
+fn long_strings_are_looked_at_in_steps() {
+    for string in ["plain ".repeat(100_000), format!("{}\u{e9}\\n", "late ".repeat(100_000))] {
+        let text = format!("{{\"a\": \"{string}\", \"b\": [1]}}");
+        let mut parsing = Parsing::new(text.clone().into_bytes());
+        let mut steps = 1;
+        let value = loop {
+            match parsing.step(16 << 10).unwrap() {
+                Some(value) => break value,
+                None => steps += 1,
+            }
+        };
+        assert_eq!(repr(&value), in_one(text.as_bytes()).unwrap());
+        assert!(steps > 500_000 >> 14, "{steps} steps");
+    }
+}
