@@ -1,7 +1,7 @@
 //! One request on its way from the body to block hashes, in steps that can stop anywhere.
 //!
-//! The body is parsed piece by piece and rendered in one step, which cannot be cut; the text is looked up among the
-//! remembered ones, in another one, and then tokenized piece by piece. After every step [`Job::hashes`] has the blocks that are
+//! The body is parsed piece by piece, but for copying a long text out of it, and rendered in one step; the text is looked
+//! up among the remembered ones, in another one, and then tokenized piece by piece. After every step [`Job::hashes`] has the blocks that are
 //! certain by then.
 
 use std::rc::Rc;
